@@ -1,0 +1,1 @@
+"""PatrickStar: train models bigger than the memory they run in."""

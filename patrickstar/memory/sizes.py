@@ -1,0 +1,61 @@
+"""Byte sizes as people write them.
+
+`"1.5GiB"` is binary, `"1.5GB"` decimal, a bare number is bytes. Anything else is refused with the
+value named, since a budget that was misread is a budget that will be broken.
+"""
+
+from __future__ import annotations
+
+import re
+
+from patrickstar.errors import ConfigError
+
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Return `size` in bytes.
+
+    Args:
+        size: a number of bytes, or a string such as `"8GiB"`, `"500MB"`, `"1.5 GiB"` or `"4096"`.
+
+    Raises:
+        ConfigError: the string is no size, the unit is unknown, or the size is negative.
+    """
+    if isinstance(size, bool) or not isinstance(size, int | float | str):
+        raise ConfigError(f"{size!r} is not a size; write bytes or a string such as '1.5GiB'")
+    if isinstance(size, int | float):
+        if size < 0 or size != size or size == float("inf"):
+            raise ConfigError(f"a size cannot be {size}; write bytes or a string such as '1.5GiB'")
+        return int(size)
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ConfigError(f"{size!r} is not a size; write bytes or a string such as '1.5GiB'")
+    number, unit = match.groups()
+    factor = _UNITS.get(unit.lower() or "b")
+    if factor is None:
+        raise ConfigError(
+            f"{size!r} has the unknown unit {unit!r}; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB"
+        )
+    return int(float(number) * factor) if "." in number else int(number) * factor
+
+
+def format_bytes(size: int) -> str:
+    """Return `size` bytes for people, for example `"1.50 GiB"`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
