@@ -1,0 +1,74 @@
+"""Which chunk leaves when room is needed.
+
+A policy is a pure choice among candidates: no clock, no randomness, no state of its own, so a plan
+made from a trace and the run that follows it decide alike. Writing one takes a class with one
+method; `patrickstar.policy` in the config takes its name ("package.module:Class").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A chunk that could leave a tier.
+
+    Attributes:
+        chunk: its id.
+        nbytes: its size.
+        dirty: leaving costs a write, since no lower tier has its contents.
+        loaded_at: when it came to the tier; larger is later.
+        used_at: when it was last used there; larger is later.
+        next_use: moments until its next use; None when it is not known or never comes.
+        reloads: coming back costs a read; False when its next use overwrites it.
+    """
+
+    chunk: int
+    nbytes: int
+    dirty: bool
+    loaded_at: int
+    used_at: int
+    next_use: int | None = None
+    reloads: bool = True
+
+
+class Policy(Protocol):
+    """Chooses which candidate leaves. `candidates` is never empty."""
+
+    def choose(self, candidates: Sequence[Candidate]) -> Candidate: ...
+
+
+class Fifo:
+    """First in, first out."""
+
+    def choose(self, candidates: Sequence[Candidate]) -> Candidate:
+        return min(candidates, key=lambda c: c.loaded_at)
+
+
+class Lru:
+    """Least recently used."""
+
+    def choose(self, candidates: Sequence[Candidate]) -> Candidate:
+        return min(candidates, key=lambda c: c.used_at)
+
+
+class FurthestNextUse:
+    """The chunk whose absence is cheapest for the time it is away (Belady, with costs).
+
+    L. A. Belady, "A study of replacement algorithms for a virtual-storage computer" (1966), is
+    optimal for equal costs. Here leaving may cost a write and coming back a read, so a candidate
+    is worth the moments it frees its bytes for, divided by the bytes that moves. One that moves
+    nothing goes first. Without a known future this is `Lru`.
+    """
+
+    def choose(self, candidates: Sequence[Candidate]) -> Candidate:
+        return max(candidates, key=self._worth)
+
+    @staticmethod
+    def _worth(candidate: Candidate) -> tuple[float, float, int]:
+        moves = int(candidate.dirty) + int(candidate.reloads and candidate.next_use is not None)
+        away = float("inf") if candidate.next_use is None else float(candidate.next_use)
+        return (away / moves if moves else float("inf"), away, -candidate.used_at)
