@@ -1,1 +1,33 @@
 """The chunk memory manager: a library of its own, without modules, optimizers or process groups."""
+
+from patrickstar.memory.manager import Chunk, ChunkManager, MemoryReport, TierUsage
+from patrickstar.memory.planner import Plan, make_plan
+from patrickstar.memory.policy import Candidate, Fifo, FurthestNextUse, Lru, Policy
+from patrickstar.memory.sizes import format_bytes, parse_bytes
+from patrickstar.memory.spool import Spool
+from patrickstar.memory.tiers import CpuTier, DiskTier, Tier
+from patrickstar.memory.trace import Access, Moment, Trace, Use
+
+__all__ = [
+    "Access",
+    "Candidate",
+    "Chunk",
+    "ChunkManager",
+    "CpuTier",
+    "DiskTier",
+    "Fifo",
+    "FurthestNextUse",
+    "Lru",
+    "MemoryReport",
+    "Moment",
+    "Plan",
+    "Policy",
+    "Spool",
+    "Tier",
+    "TierUsage",
+    "Trace",
+    "Use",
+    "format_bytes",
+    "make_plan",
+    "parse_bytes",
+]

@@ -143,10 +143,21 @@ class PageArena:
         self.committed_bytes -= buffer.nbytes
         _checked(self._libc.mprotect(buffer.address, buffer.nbytes, _PROT_NONE), "mprotect")
         if self._moves_pages:
-            self._parked[buffer.address] = (buffer, 0, buffer.nbytes)
+            self._parked[buffer.address] = (buffer, buffer.nbytes)
             self.parked_bytes += buffer.nbytes
         else:
             self._libc.madvise(buffer.address, buffer.nbytes, _MADV_DONTNEED)
+
+    def discard(self, buffer: Buffer) -> None:
+        """The buffer will not be committed again; its pages go back to the system.
+
+        Its address space stays until the last tensor over it is gone.
+        """
+        if buffer.committed:
+            self.decommit(buffer)
+        reached = self._take_back(buffer)
+        if reached:
+            self._libc.madvise(buffer.address, reached, _MADV_DONTNEED)
 
     def trim(self, keep: int = 0) -> int:
         """Give parked pages back to the system until at most `keep` bytes are parked.

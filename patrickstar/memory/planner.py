@@ -150,6 +150,9 @@ class _Paper:
         self.written_elsewhere = [
             {use.chunk for use in now if use.tier != tier and use.access.writes} for now in uses
         ]
+        self.read_elsewhere = [
+            {use.chunk for use in now if use.tier != tier and use.access.reads} for now in uses
+        ]
         self.other = [moment.other.get(tier, 0) for moment in moments]
         self.blanked = [moment.blanked for moment in moments]
         self.positions: dict[int, list[int]] = {}
@@ -184,6 +187,8 @@ class _Paper:
     def _moment(self, time: int) -> None:
         index = time % self.length
         now = self.uses[index]
+        for chunk in self.read_elsewhere[index]:
+            self._save(chunk, time)  # the lower tier needs what is only here
         for chunk in self.written_elsewhere[index]:
             self._forget(chunk)
             self.below.add(chunk)
@@ -277,15 +282,18 @@ class _Paper:
             self._note(time, Action("load", chunk, self.tier))
 
     def _leave(self, chunk: int, time: int) -> None:
-        written = self.dirty.pop(chunk, None)
-        if written is not None:
-            # Saved right after it was last written, so that it can leave without waiting.
-            self.saved += self.sizes[chunk]
-            self.below.add(chunk)
-            self._note(min(written + 1, time), Action("save", chunk, self.tier))
+        self._save(chunk, time)
         self._note(time, Action("evict", chunk, self.tier))
         del self.resident[chunk]
         self.in_use -= self.sizes[chunk]
+
+    def _save(self, chunk: int, time: int) -> None:
+        written = self.dirty.pop(chunk, None)
+        if written is not None:
+            # Right after it was last written, so that nobody has to wait for it later.
+            self.saved += self.sizes[chunk]
+            self.below.add(chunk)
+            self._note(min(written + 1, time), Action("save", chunk, self.tier))
 
     def _forget(self, chunk: int) -> None:
         self.dirty.pop(chunk, None)

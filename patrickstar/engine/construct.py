@@ -1,0 +1,146 @@
+"""Building a model straight into chunks.
+
+While the user's code runs, every parameter is moved into a chunk the moment its module registers
+it, so a model larger than memory can be built. The chunks keep the parameters' own dtype: the code
+that initialises them, then or later (`self.apply(init)`, a scaled residual, weight tying), draws the
+same random numbers and computes the same bits as in an ordinary construction. Rounding to the
+training precision comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from patrickstar.engine.home import ChunkHome
+from patrickstar.engine.parameter import ManagedParameter, manage
+from patrickstar.errors import ConfigError
+from patrickstar.memory import Access, Chunk, ChunkManager, Use
+from patrickstar.memory.layout import ALIGN
+
+_SHORTEST, _LONGEST = 1 << 16, 1 << 22  # elements of a construction chunk
+
+
+class Nursery:
+    """The chunks that parameters live in until the model is complete and its layout is known."""
+
+    def __init__(self, manager: ChunkManager, home: ChunkHome) -> None:
+        self._manager, self._home = manager, home
+        budgets = [tier.capacity for tier in manager.tiers[:-1] if tier.capacity is not None]
+        # A thirty-second of the tightest budget, in fp32.
+        self._length = max(_SHORTEST, min([_LONGEST, *(b // 128 for b in budgets)]))
+        self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
+        self.chunks: list[Chunk] = []
+
+    def adopt(self, parameter: nn.Parameter) -> None:
+        """Move an ordinary parameter into a chunk; others are left as they are."""
+        if not is_ordinary(parameter):
+            return
+        numel = parameter.numel()
+        chunk, offset = self._place(parameter.dtype, numel)
+        flat = self._manager.tensor(chunk)
+        stride = parameter.stride() if _is_dense(parameter) else None
+        data = view_of(flat, offset, parameter.shape, stride)
+        with self._manager.use([Use(chunk.id, Access.UPDATE)]):
+            data.copy_(parameter.detach())
+        manage(parameter, data, self._home)
+        self._manager.keep_view(chunk, parameter)
+
+    def _place(self, dtype: torch.dtype, numel: int) -> tuple[Chunk, int]:
+        padded = -(-numel // ALIGN) * ALIGN
+        if padded > self._length:
+            return self._new(dtype, padded), 0
+        chunk, end = self._open.get(dtype, (None, 0))
+        if chunk is None or end + padded > self._length:
+            chunk, end = self._new(dtype, self._length), 0
+        self._open[dtype] = (chunk, end + padded)
+        return chunk, end
+
+    def _new(self, dtype: torch.dtype, numel: int) -> Chunk:
+        chunk = self._manager.create(max(numel, ALIGN), dtype, "construction")
+        self.chunks.append(chunk)
+        return chunk
+
+
+def view_of(
+    flat: torch.Tensor, offset: int, shape: torch.Size, stride: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor of `shape` that starts `offset` elements into `flat`, with a version of its own.
+
+    A plain slice would share one version counter among all parameters of a chunk, and a change to
+    one would make autograd refuse the saved values of the others.
+    """
+    if stride is None:
+        stride = torch.empty(shape, device="meta").stride()
+    fresh = torch.empty(0, dtype=flat.dtype, device=flat.device)
+    return fresh.set_(flat.untyped_storage(), offset, shape, stride)  # type: ignore[call-overload, no-any-return]
+
+
+def is_ordinary(parameter: nn.Parameter) -> bool:
+    """Whether this is a parameter that a chunk can hold: real, dense and floating-point."""
+    return (
+        type(parameter) is nn.Parameter
+        and type(parameter.data) is torch.Tensor
+        and parameter.layout is torch.strided
+        and not parameter.is_meta
+        and parameter.is_floating_point()
+        and parameter.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    )
+
+
+def _is_dense(parameter: nn.Parameter) -> bool:
+    """Whether the strides cover the elements without gaps or overlap, in whatever order."""
+    expected = 1
+    for size, stride in sorted(
+        zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]
+    ):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@contextmanager
+def _into(nursery: Nursery) -> Iterator[None]:
+    def hook(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if parameter is not None and type(parameter) is not ManagedParameter:
+            nursery.adopt(parameter)
+
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn.Module:
+    """Call `provider` with its parameters going to `nursery`; a ready module is moved there.
+
+    Raises:
+        ConfigError: what came is no module, or a parameter has no data.
+    """
+    if isinstance(provider, nn.Module):
+        module = provider
+    else:
+        with _into(nursery):
+            module = provider()
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"model_provider returned {type(module).__name__}, not an nn.Module; "
+                "pass a callable that builds and returns the model, or the model itself"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            raise ConfigError(
+                f"parameter {name!r} is on the meta device and has no data; "
+                "load weights into it inside model_provider, or build it on the CPU"
+            )
+        if type(parameter) is not ManagedParameter:
+            nursery.adopt(parameter)
+    return module

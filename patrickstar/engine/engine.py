@@ -1,0 +1,195 @@
+"""The engine: the user's module, run under memory budgets.
+
+It behaves as the module it wraps (names, modes, attributes, state_dict) and adds what training
+needs: forwards and backwards as segments of a traced iteration, the loss scale, and the counters
+that say when an accumulation is complete. Everything it works with is handed in; see `initialize`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from patrickstar.engine.compiled import pin_compiled_modules
+from patrickstar.engine.gradients import Gradients
+from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.precision import Precision
+from patrickstar.engine.saved_tensors import SavedTensors
+from patrickstar.engine.segments import Segments, signature
+from patrickstar.engine.state import ModelState
+from patrickstar.engine.weights import gather_state_dict, load_state_dict
+from patrickstar.memory import ChunkManager, MemoryReport
+
+
+class Engine(nn.Module):
+    """Runs `module`, whose parameters are in the chunks of `state`.
+
+    Attributes:
+        module: the user's module.
+        micro_steps: backwards so far.
+        global_steps: optimizer steps so far, skipped ones included.
+    """
+
+    module: nn.Module
+
+    def __init__(
+        self,
+        module: nn.Module,
+        state: ModelState,
+        gradients: Gradients,
+        segments: Segments,
+        precision: Precision,
+        accumulation_steps: int,
+    ) -> None:
+        super().__init__()
+        # Kept out of nn.Module's registry: names must stay those of the user's module.
+        self.__dict__["module"] = module
+        self._state, self._gradients, self._segments = state, gradients, segments
+        self._precision = precision
+        self._saved = SavedTensors(state.manager, state)
+        self.accumulation_steps = accumulation_steps
+        self.micro_steps = self.global_steps = self.skipped_steps = 0
+        self.optimizer: ChunkedOptimizer | None = None
+        self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    # Running
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module; floating-point inputs are cast to the training precision."""
+        args, kwargs = self._precision.cast_inputs((args, kwargs))
+        pin_compiled_modules(self.module, self._state, self._compiled)
+        key = signature(self.module, args, kwargs)
+        with ExitStack() as stack:
+            if torch.is_grad_enabled():
+                stack.enter_context(self._segments.forward(key))
+                stack.enter_context(self._saved.hooks())
+            else:
+                stack.enter_context(self._segments.evaluation(key))
+            return self.module(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> torch.Tensor:
+        """Run the backward of `loss`, scaled for the accumulation and the precision.
+
+        Args:
+            loss: a scalar.
+            retain_graph: as for `torch.Tensor.backward`.
+
+        Returns:
+            `loss` divided by the number of accumulation steps.
+
+        Raises:
+            ValueError: `loss` is no scalar.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(
+                f"backward needs a scalar loss, got {what}; take the mean, or pick the loss out of "
+                "the model's output (output.loss, output['loss'])"
+            )
+        if self.accumulation_steps > 1:
+            loss = loss / self.accumulation_steps
+        with self._segments.backward(), self._saved.hooks():
+            self._precision.scale_loss(loss).backward(retain_graph=retain_graph)
+        self.micro_steps += 1
+        return loss
+
+    def step(self) -> None:
+        """`optimizer.step()` followed by `zero_grad()`, for those who step the engine."""
+        assert self.optimizer is not None
+        self.optimizer.step()
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the accumulation is complete, so that the next step updates the weights."""
+        return self.micro_steps % self.accumulation_steps == 0
+
+    # Reporting
+
+    def get_global_grad_norm(self) -> float | None:
+        """The norm of all gradients at the last step, before clipping; None before the first."""
+        return None if self.optimizer is None else self.optimizer.grad_norm
+
+    def get_lr(self) -> list[float]:
+        """The learning rate of every parameter group."""
+        assert self.optimizer is not None
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def memory_report(self) -> MemoryReport:
+        """Bytes in use, peak and budget of every tier, and bytes moved between them so far."""
+        return self._state.manager.report()
+
+    def reset_peak(self) -> None:
+        self._state.manager.ledger.reset_peak()
+
+    @property
+    def memory(self) -> ChunkManager:
+        """The memory manager, for reports and experiments."""
+        return self._state.manager
+
+    # Being the module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["module"], name)
+
+    def train(self, mode: bool = True) -> Engine:
+        super().train(mode)
+        self.module.train(mode)
+        return self
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.module.named_buffers(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        return self.module.named_modules(*args, **kwargs)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        return self.module.named_children()
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Engine:
+        self.module.apply(fn)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        assert self.optimizer is not None
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The full weights, in the training precision, copied out of the chunks."""
+        return gather_state_dict(self.module, self._state, *args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights into the chunks; master weights take their full precision."""
+        return load_state_dict(self.module, self._state, state_dict, strict=strict)
+
+    def extra_repr(self) -> str:
+        tiers = ", ".join(tier.name for tier in self._state.manager.tiers)
+        return f"{len(self._state.aligned)} chunks over {tiers}"
+
+    @contextmanager
+    def gathered_parameters(self) -> Iterator[nn.Module]:
+        """The module with every parameter resident, for code that needs them all at once."""
+        from patrickstar.memory import Access, Use
+
+        uses = [Use(a.parameter.id, Access.READ) for a in self._state.aligned]
+        with self._state.manager.use(uses):
+            yield self.module
+
+    def close(self) -> None:
+        """Stop moving chunks and give their memory back. The parameters keep their last values.
+
+        Parameters that do not fit in memory are left without data.
+        """
+        self._gradients.remove_hooks()
+        self._state.manager.close()

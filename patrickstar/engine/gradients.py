@@ -1,0 +1,124 @@
+"""Gradients go from autograd into chunks the moment they are complete.
+
+Autograd runs a parameter's accumulation once per backward, after every contribution has been added
+(a layer called several times, a tied weight); the hook here then moves the result into the gradient
+chunk: a copy for the first backward of an accumulation, an addition for later ones, which are the
+bits that accumulation into `p.grad` gives. The user still sees `p.grad`: the managed parameter
+serves it from the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from patrickstar.engine.construct import view_of
+from patrickstar.engine.parameter import as_view
+from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.memory import Access, Use
+
+_PLAIN = torch._C.DisableTorchFunctionSubclass
+
+
+class Gradients:
+    """The gradient chunks of a model and the hooks that fill them.
+
+    Args:
+        collected: called with the parameter's slot and its accumulated gradient (a view of the
+            chunk) whenever a backward has added to it.
+    """
+
+    def __init__(
+        self, state: ModelState, collected: Callable[[Slot, torch.Tensor], None] | None = None
+    ) -> None:
+        self._state, self._manager = state, state.manager
+        self._collected = collected
+        self._handles: list[Any] = []
+        for aligned, slot in state.slots.values():
+            if aligned.gradient is not None:
+                with _PLAIN():
+                    handle = slot.parameter.register_post_accumulate_grad_hook(self._collect)
+                self._handles.append(handle)
+        state.home.get_gradient = self.get
+        state.home.set_gradient = self.set
+
+    def _collect(self, parameter: nn.Parameter) -> None:
+        with _PLAIN(), torch.no_grad():
+            gradient = parameter.grad
+            if gradient is None:
+                return
+            aligned, slot = self._state.of(parameter)
+            self._store(aligned, slot, gradient, add=slot.has_grad)
+            parameter.grad = None
+
+    def _store(
+        self, aligned: AlignedChunks, slot: Slot, gradient: torch.Tensor, *, add: bool
+    ) -> None:
+        chunk = aligned.gradient
+        assert chunk is not None
+        blank = self._manager.ledger.is_blank(chunk.id)
+        with self._manager.use([Use(chunk.id, Access.OVERWRITE if blank else Access.UPDATE)]):
+            flat = self._manager.tensor(chunk)
+            if blank:
+                _zero_gaps(flat, aligned.slots)
+            view = view_of(flat, slot.offset, slot.shape, slot.stride)
+            if gradient.layout is not torch.strided:
+                gradient = gradient.to_dense()
+            if add:
+                view.add_(gradient)
+            else:
+                view.copy_(gradient)
+            slot.has_grad = True
+            if self._collected is not None:
+                self._collected(slot, view)
+
+    def get(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """`parameter.grad` as the user sees it: a view of the chunk, or None."""
+        aligned, slot = self._state.of(parameter)
+        if not slot.has_grad or aligned.gradient is None:
+            return None
+        self._manager.access((Use(aligned.gradient.id, Access.READ),))
+        flat = self._manager.tensor(aligned.gradient)
+        return as_view(view_of(flat, slot.offset, slot.shape, slot.stride), self._state.home)
+
+    def set(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """`parameter.grad = gradient`; None takes it away."""
+        aligned, slot = self._state.of(parameter)
+        if gradient is not None:
+            with _PLAIN(), torch.no_grad():
+                self._store(aligned, slot, gradient.detach(), add=False)
+            return
+        slot.has_grad = False
+        if aligned.gradient is not None and not any(s.has_grad for s in aligned.slots):
+            self.clear_chunk(aligned)
+
+    def clear_chunk(self, aligned: AlignedChunks) -> None:
+        """Forget the gradients of one chunk."""
+        for slot in aligned.slots:
+            slot.has_grad = False
+        if aligned.gradient is not None:
+            self._manager.release(aligned.gradient)
+
+    def clear(self) -> None:
+        for aligned in self._state.aligned:
+            if aligned.gradient is not None:
+                self.clear_chunk(aligned)
+        for _, parameter in self._state.unmanaged:
+            parameter.grad = None
+
+    def remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _zero_gaps(flat: torch.Tensor, slots: list[Slot]) -> None:
+    """Alignment between tensors takes part in the update; it must not be what memory held."""
+    ends = [slot.offset + slot.numel for slot in slots]
+    starts = [slot.offset for slot in slots[1:]] + [flat.numel()]
+    for end, start in zip(ends, starts, strict=True):
+        if start > end:
+            flat[end:start].zero_()

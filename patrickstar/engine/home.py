@@ -1,0 +1,54 @@
+"""How managed tensors reach their chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from patrickstar.memory import Access, ChunkManager, Use
+
+
+class ChunkHome:
+    """The home of every tensor in the chunks of one `ChunkManager`.
+
+    Attributes:
+        on_write: called with a chunk's id when its contents are changed from Python outside the
+            engine. Gradients are served by `grads`, once there are any.
+    """
+
+    def __init__(self, manager: ChunkManager) -> None:
+        self.manager = manager
+        self.on_write: Callable[[int], None] | None = None
+        self.get_gradient: Callable[[Any], torch.Tensor | None] | None = None
+        self.set_gradient: Callable[[Any, torch.Tensor | None], None] | None = None
+
+    def use(self, tensors: list[Any], *, writes: list[Any]) -> AbstractContextManager[None]:
+        chunks = self._chunks(tensors)
+        written = self._chunks(writes) if writes else {}
+        uses = [Use(c, Access.UPDATE if c in written else Access.READ) for c in chunks]
+        if written and self.on_write is not None:
+            for chunk in written:
+                self.on_write(chunk)
+        return self.manager.use(uses)
+
+    def owns(self, storage: int) -> bool:
+        return self.manager.chunk_of(storage) is not None
+
+    def get_grad(self, parameter: Any) -> torch.Tensor | None:
+        return self.get_gradient(parameter) if self.get_gradient is not None else None
+
+    def set_grad(self, parameter: Any, grad: torch.Tensor | None) -> None:
+        if self.set_gradient is not None:
+            self.set_gradient(parameter, grad)
+
+    def _chunks(self, tensors: list[Any]) -> dict[int, None]:
+        found: dict[int, None] = {}
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in tensors:
+                chunk = self.manager.chunk_of(tensor.untyped_storage()._cdata)
+                if chunk is not None:
+                    found[chunk] = None
+        return found

@@ -1,0 +1,181 @@
+"""From a model provider and a config to an engine and its optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from patrickstar.engine.construct import Nursery, build
+from patrickstar.engine.engine import Engine
+from patrickstar.engine.gradients import Gradients
+from patrickstar.engine.home import ChunkHome
+from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.precision import LossScale, Precision
+from patrickstar.engine.segments import Segments
+from patrickstar.engine.state import ModelState, StateSpecification
+from patrickstar.engine.stepping import Stepping
+from patrickstar.errors import BudgetError, ConfigError
+from patrickstar.memory import ChunkManager, CpuTier, DiskTier, Policy, Spool, Tier, format_bytes
+from patrickstar.optim import UpdateRule
+
+ParamGroups = Callable[[nn.Module], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Everything the engine needs to know of a config, resolved."""
+
+    precision: Precision
+    rule: UpdateRule
+    hyper: dict[str, Any]
+    clipping: float
+    accumulation_steps: int
+    device_budget: int | None
+    host_budget: int | None
+    disk: tuple[str | os.PathLike[str], int | None] | None
+    chunk_limit: int | None
+    policy: Policy
+    plan: bool
+    prefetch: bool
+    grad_dtype: torch.dtype
+    round_masters: bool
+    make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+
+
+def make_engine(
+    provider: Callable[[], nn.Module] | nn.Module,
+    settings: RunSettings,
+    param_groups: ParamGroups | None = None,
+) -> tuple[Engine, ChunkedOptimizer]:
+    """Build the model into chunks and wrap it."""
+    manager = ChunkManager(
+        make_tiers(settings),
+        policy=settings.policy,
+        plan=settings.plan,
+        prefetch=settings.prefetch,
+    )
+    try:
+        return _assemble(provider, settings, param_groups, manager)
+    except BaseException:
+        manager.close()
+        raise
+
+
+def make_tiers(settings: RunSettings) -> list[Tier]:
+    """The tiers of a run, fastest first."""
+    tiers: list[Tier] = []
+    if settings.device_budget is not None:
+        tiers.append(CpuTier("device", settings.device_budget))
+    tiers.append(CpuTier("host", settings.host_budget))
+    if settings.disk is not None:
+        tiers.append(DiskTier("disk", Spool(*settings.disk)))
+    return tiers
+
+
+def _assemble(
+    provider: Callable[[], nn.Module] | nn.Module,
+    settings: RunSettings,
+    param_groups: ParamGroups | None,
+    manager: ChunkManager,
+) -> tuple[Engine, ChunkedOptimizer]:
+    home = ChunkHome(manager)
+    nursery = Nursery(manager, home)
+    module = build(provider, nursery)
+    settings.precision.cast_buffers(module)
+    base = sum(buffer.nbytes for buffer in module.buffers())
+    manager.set_other(0, base)
+    groups = _groups(module, settings, param_groups)
+    specification = StateSpecification(
+        settings.precision.dtype,
+        settings.grad_dtype,
+        settings.precision.low,
+        settings.round_masters,
+        settings.chunk_limit,
+        settings.host_budget,
+    )
+    state = ModelState(module, groups, settings.rule, specification, manager, home)
+    _refuse_what_cannot_fit(state)
+    _refuse_unmanaged(state)
+    state.move_in(nursery)
+    home.on_write = _mark_changed(state)
+    stepping = Stepping(state, settings.precision, settings.clipping)
+    gradients = Gradients(state, stepping.collected)
+    segments = Segments(manager, "cpu", base)
+    engine = Engine(
+        module, state, gradients, segments, settings.precision, settings.accumulation_steps
+    )
+    optimizer = ChunkedOptimizer(
+        groups,
+        dict(settings.hyper),
+        state,
+        gradients,
+        engine,
+        stepping,
+        segments,
+    )
+    if settings.make_scheduler is not None:
+        stepping.scheduler = settings.make_scheduler(optimizer)
+    engine.optimizer = optimizer
+    return engine, optimizer
+
+
+def _groups(
+    module: nn.Module, settings: RunSettings, param_groups: ParamGroups | None
+) -> list[dict[str, Any]]:
+    if param_groups is None:
+        given: Sequence[Mapping[str, Any]] = [
+            {"params": [p for p in module.parameters() if p.requires_grad]}
+        ]
+    else:
+        given = param_groups(module)
+    groups = [{**settings.hyper, **group, "params": list(group["params"])} for group in given]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise ConfigError(
+            "the model has no parameter to train: every parameter has requires_grad=False, or "
+            "param_groups returned none"
+        )
+    for group in groups:
+        settings.rule.check(group)
+    return groups
+
+
+def _refuse_what_cannot_fit(state: ModelState) -> None:
+    """An update holds all chunks of its weights at once; without room for that nothing works."""
+    account = state.manager.ledger.tiers[state.update_tier]
+    smallest = state.smallest_update() + (account.other if state.update_tier == 0 else 0)
+    if account.capacity is not None and smallest > account.capacity:
+        raise BudgetError(
+            f"the {account.name} budget of {format_bytes(account.capacity)} is too small for this "
+            f"model: updating its largest chunk ({state.limit} weights) holds "
+            f"{format_bytes(smallest)} at once. The smallest budget that works is "
+            f"{format_bytes(smallest)} ({smallest} bytes) plus room for activations; "
+            "or set patrickstar.chunk_size lower",
+            tier=account.name,
+            budget=account.capacity,
+            smallest=smallest,
+        )
+
+
+def _refuse_unmanaged(state: ModelState) -> None:
+    for name, parameter in state.unmanaged:
+        if parameter.requires_grad:
+            raise ConfigError(
+                f"parameter {name!r} is a {type(parameter).__name__} of dtype {parameter.dtype}, "
+                "which a chunk cannot hold, and it requires a gradient; freeze it, or make it an "
+                "ordinary dense floating-point nn.Parameter"
+            )
+
+
+def _mark_changed(state: ModelState) -> Callable[[int], None]:
+    def mark(chunk: int) -> None:
+        aligned = state.of_chunk(chunk)
+        if aligned is not None:
+            aligned.changed = True
+
+    return mark

@@ -1,0 +1,173 @@
+"""The optimizer that users step: an ordinary `torch.optim.Optimizer` whose state lives in chunks.
+
+Parameter groups, hyperparameters and learning-rate schedulers work as with any other. A step walks
+the chunks in order, fetches what one chunk's update needs, and gives its gradients up afterwards:
+`step` consumes the gradients, so nothing of them is carried to a lower tier for a `zero_grad` that
+would only forget them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from patrickstar.engine.gradients import Gradients
+from patrickstar.engine.segments import Segments
+from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.engine.stepping import Stepping
+from patrickstar.memory import Access, Use
+from patrickstar.optim import GradScale, Run, Scratch
+
+
+class Counters(Protocol):
+    """Counts steps and knows where a gradient accumulation ends."""
+
+    global_steps: int
+    skipped_steps: int
+
+    def is_gradient_accumulation_boundary(self) -> bool: ...
+
+
+class ChunkedOptimizer(torch.optim.Optimizer):
+    """Updates the weights of a `ModelState`.
+
+    Args:
+        groups: parameter groups as `torch.optim` takes them.
+        counters: what counts steps and knows where an accumulation ends.
+        stepping: decides about scale, clipping and overflow.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        defaults: dict[str, Any],
+        state: ModelState,
+        gradients: Gradients,
+        counters: Counters,
+        stepping: Stepping,
+        segments: Segments,
+    ) -> None:
+        super().__init__(groups, defaults)
+        self.model_state = state
+        self._gradients = gradients
+        self._counters, self._stepping, self._segments = counters, stepping, segments
+        self._scratch = Scratch()
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The global gradient norm at the last step, before clipping."""
+        return self._stepping.grad_norm
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Update the weights, at the end of a gradient accumulation; before it, do nothing.
+
+        Args:
+            closure: evaluated first if given, with gradients enabled; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._counters.is_gradient_accumulation_boundary():
+            return loss
+        with self._segments.step():
+            scale = self._stepping.before()
+            if scale is not None:
+                for aligned in self.model_state.aligned:
+                    if aligned.gradient is not None and any(s.has_grad for s in aligned.slots):
+                        self._update(aligned, scale)
+            self._gradients.clear()
+        self._stepping.after(scale is not None)
+        self._counters.global_steps += 1
+        self._counters.skipped_steps += int(scale is None)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, except in the middle of a gradient accumulation."""
+        if self._counters.is_gradient_accumulation_boundary():
+            self._gradients.clear()
+
+    def _update(self, aligned: AlignedChunks, scale: GradScale) -> None:
+        manager, state = self.model_state.manager, self.model_state
+        tier = state.update_tier
+        assert aligned.gradient is not None
+        uses = [Use(aligned.gradient.id, Access.READ, tier)]
+        uses.append(Use(aligned.parameter.id, Access.UPDATE, tier))
+        if aligned.master is not None:
+            uses.append(Use(aligned.master.id, Access.UPDATE, tier))
+        uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
+        hyper = self.param_groups[aligned.group]
+        with manager.use(uses):
+            if aligned.changed:
+                _follow_parameters(state, aligned)
+            self._start_states(aligned, hyper)
+            for slot in aligned.slots:
+                slot.step += int(slot.has_grad)
+            runs = list(self._runs(aligned))
+            state.rule.apply(runs, hyper, grad_scale=scale, scratch=self._scratch)
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.autograd.graph.increment_version(
+                [slot.parameter for slot in aligned.slots if slot.has_grad]
+            )
+        self._gradients.clear_chunk(aligned)
+
+    def _start_states(self, aligned: AlignedChunks, hyper: dict[str, Any]) -> None:
+        if aligned.started:
+            return
+        aligned.started = True
+        state = self.model_state
+        for specification in state.rule.states(hyper):
+            if specification.init:
+                chunk = aligned.states[specification.name]
+                state.manager.tensor(chunk, state.update_tier).fill_(specification.init)
+
+    def _runs(self, aligned: AlignedChunks) -> Iterator[Run]:
+        """The contiguous ranges whose parameters have gradients and share a step count."""
+        manager, tier = self.model_state.manager, self.model_state.update_tier
+        assert aligned.gradient is not None
+        for slots in _alike(aligned.slots):
+            start, stop = slots[0].offset, slots[-1].offset + slots[-1].numel
+            whole = len(slots) == len(aligned.slots)
+
+            def flat(chunk: Any, start: int = start, stop: int = stop) -> torch.Tensor:
+                return manager.tensor(chunk, tier)[start:stop]
+
+            yield Run(
+                flat(aligned.parameter),
+                flat(aligned.gradient),
+                None if aligned.master is None else flat(aligned.master),
+                {name: flat(chunk) for name, chunk in aligned.states.items()},
+                slots[0].step,
+                aligned.layout() if whole else aligned.layout().cut(start, stop),
+            )
+
+
+def _alike(slots: list[Slot]) -> Iterator[list[Slot]]:
+    run: list[Slot] = []
+    for slot in slots:
+        if run and (not slot.has_grad or slot.step != run[0].step):
+            yield run
+            run = []
+        if slot.has_grad:
+            run.append(slot)
+    if run:
+        yield run
+
+
+def _follow_parameters(state: ModelState, aligned: AlignedChunks) -> None:
+    """Let the masters follow parameters that were changed from Python since the last update.
+
+    Where a parameter is still the rounding of its master, nobody changed it and the master keeps
+    its full precision.
+    """
+    aligned.changed = False
+    if aligned.master is None:
+        return
+    parameter = state.manager.tensor(aligned.parameter, state.update_tier)
+    master = state.manager.tensor(aligned.master, state.update_tier)
+    differs = parameter != master.to(parameter.dtype)
+    if bool(differs.any()):
+        torch.where(differs, parameter.float(), master, out=master)

@@ -1,0 +1,59 @@
+"""The precision of a run: what is cast, and how losses are scaled."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class LossScale(Protocol):
+    """What the engine asks of a loss scaler."""
+
+    @property
+    def loss_scale(self) -> float: ...
+
+    def update_scale(self, overflow: bool) -> None: ...
+
+
+class Precision:
+    """`name` is "fp32", "bf16" or "fp16"; `scaler` scales losses, None leaves them."""
+
+    def __init__(self, name: str, scaler: LossScale | None = None) -> None:
+        self.name = name
+        self.dtype = _DTYPES[name]
+        self.scaler = scaler
+
+    @property
+    def low(self) -> bool:
+        """Whether parameters have 16 bits and need master weights."""
+        return self.dtype is not torch.float32
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0 if self.scaler is None else self.scaler.loss_scale
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.scaler is None else loss.float() * self.loss_scale
+
+    def cast_inputs(self, inputs: Any) -> Any:
+        """Floating-point tensors in the training precision, everything else as it is."""
+        if not self.low:
+            return inputs
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+        return tree_map_only(torch.Tensor, cast, inputs)
+
+    def cast_buffers(self, module: nn.Module) -> None:
+        """Cast floating-point buffers as `module.bfloat16()` or `.half()` does."""
+        if self.low:
+            for owner in module.modules():
+                for name, buffer in owner._buffers.items():
+                    if buffer is not None and buffer.is_floating_point():
+                        owner._buffers[name] = buffer.to(self.dtype)

@@ -1,0 +1,87 @@
+"""What autograd saves for the backward, and how it gets it back.
+
+`torch.autograd.graph.saved_tensors_hooks` show every tensor that the graph saves. One that lies in
+a chunk is packed as a description (chunk, offset, shape) and holds no memory, so its chunk can
+leave; when the backward asks for it, at the very operator that needs it, the chunk is fetched and
+the view made anew. While the operator holds that view, the chunk stays: see `memory.manager`.
+
+Hooked tensors lose autograd's own check that nobody changed them in place since the forward, so it
+is made here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from patrickstar.engine.state import ModelState, Slot
+from patrickstar.memory import Access, ChunkManager, Use
+
+_PLAIN = torch._C.DisableTorchFunctionSubclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkView:
+    """A saved tensor that lies in a chunk, without its data."""
+
+    use: Use
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    slot: Slot | None
+    version: int
+
+
+class SavedTensors:
+    """Packs and unpacks what autograd saves while an engine's model runs."""
+
+    def __init__(self, manager: ChunkManager, state: ModelState) -> None:
+        self._manager, self._state = manager, state
+
+    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
+        return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        with _PLAIN():
+            if tensor.layout is not torch.strided or tensor.device.type == "meta":
+                return (tensor, tensor._version)
+            chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
+            if chunk is None:
+                return (tensor, tensor._version)
+            offset = tensor.storage_offset()
+            return ChunkView(
+                Use(chunk, Access.READ),
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                offset,
+                self._state.slot_at(chunk, offset),
+                tensor._version,
+            )
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if type(packed) is tuple:
+            tensor, version = packed
+            if tensor._version != version:
+                raise _changed(f"a saved tensor of shape {tuple(tensor.shape)}")
+            return tensor  # type: ignore[no-any-return]
+        view: ChunkView = packed
+        if view.slot is not None:
+            with _PLAIN():
+                if view.slot.parameter._version != view.version:
+                    raise _changed(f"parameter {view.slot.name!r}")
+        self._manager.access((view.use,))
+        storage = self._manager.tensor(self._manager.chunk(view.use.chunk)).untyped_storage()
+        made = torch.empty(0, dtype=view.dtype)
+        return made.set_(storage, view.offset, view.shape, view.stride)  # type: ignore[call-overload, no-any-return]
+
+
+def _changed(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} was changed in place after the forward that saved it for the backward; "
+        "run the forward again after changing it, or change a copy "
+        "(two backward passes through one graph with a step in between do this too)"
+    )

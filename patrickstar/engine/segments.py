@@ -1,0 +1,132 @@
+"""The parts of an iteration, and what the memory manager is told about them.
+
+An iteration runs from one optimizer step to the next and has segments: forwards, backwards, the
+step. A first iteration of its kind is *watched*: the memory of every operator is measured and
+room is made before it runs. A repeated one follows its plan. A forward without gradients between
+two steps is an iteration of its own, so evaluation neither spoils a plan nor needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from patrickstar.memory import ChunkManager
+from patrickstar.memory.live import LiveStorages, WatchOperators
+
+_MOST_FORWARDS = 4096  # without a step: somebody only looks at outputs, and no step will come
+
+
+class Segments:
+    """Tells `manager` where iterations and their segments begin and end.
+
+    Args:
+        base: bytes on the compute tier that are always there and no chunk owns (buffers).
+    """
+
+    def __init__(self, manager: ChunkManager, device_type: str, base: int) -> None:
+        self._manager = manager
+        self._base = base
+        self._live = LiveStorages(manager.owns, device_type)
+        self._running = False
+        self._planned = False
+        self._forwards = 0
+        self._depth = 0
+
+    @contextmanager
+    def forward(self, key: Hashable) -> Iterator[None]:
+        """A forward with gradients; begins an iteration if none is running."""
+        if self._depth == 0:
+            self._forwards += 1
+            if self._running and self._forwards > _MOST_FORWARDS:
+                self.abandon()
+            if not self._running:
+                self._begin(key)
+        with self._segment(("forward", key)):
+            yield
+
+    @contextmanager
+    def evaluation(self, key: Hashable) -> Iterator[None]:
+        """A forward without gradients."""
+        alone = not self._running and self._depth == 0
+        if alone:
+            self._begin(("evaluation", key))
+        with self._segment(("evaluation", key)):
+            yield
+        if alone:
+            self._end()
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        if not self._running:
+            self._begin("backward")
+        with self._segment("backward"):
+            yield
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The optimizer step, which ends the iteration."""
+        if not self._running:
+            self._begin("step")
+        with self._segment("step", watch=False):
+            yield
+        self._end()
+
+    def abandon(self) -> None:
+        """Something went wrong or nowhere; the next segment begins a new iteration."""
+        self._manager.abandon_iteration()
+        self._running = False
+
+    def _begin(self, key: Hashable) -> None:
+        self._planned = self._manager.begin_iteration(key)
+        self._running, self._forwards = True, 1
+
+    def _end(self) -> None:
+        self._manager.end_iteration()
+        self._running = False
+
+    @contextmanager
+    def _segment(self, name: Hashable, *, watch: bool = True) -> Iterator[None]:
+        if self._depth:  # a module that calls the engine again: part of the outer segment
+            yield
+            return
+        planned = self._manager.segment(name) and self._planned
+        self._planned = planned
+        self._depth += 1
+        try:
+            with ExitStack() as stack:
+                if not planned:
+                    self._manager.set_other(0, self._base + self._live.nbytes)
+                    if watch:
+                        stack.enter_context(
+                            WatchOperators(self._live, self._before_operator, self._after_operator)
+                        )
+                yield
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._depth -= 1
+
+    def _before_operator(self, nbytes: int) -> None:
+        if nbytes:
+            self._manager.set_other(0, self._base + self._live.nbytes + nbytes)
+
+    def _after_operator(self) -> None:
+        self._manager.set_other(0, self._base + self._live.nbytes)
+
+
+def signature(module: torch.nn.Module, args: Any, kwargs: Any) -> Hashable:
+    """What a forward's memory use depends on: shapes and dtypes of its inputs, and the mode."""
+    leaves, structure = tree_flatten((args, kwargs))
+    kinds = tuple(
+        (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+        if isinstance(leaf, torch.Tensor)
+        else type(leaf).__name__
+        for leaf in leaves
+    )
+    return (kinds, str(structure), module.training)

@@ -1,0 +1,274 @@
+"""The model state in aligned chunks.
+
+Parameters of one optimizer group lie in chunks in the order of the model. For every parameter chunk
+of trainable parameters there is a gradient chunk, a chunk of fp32 master weights when training in
+16 bits, and a chunk for each state tensor of the optimizer, all with the same layout: index i is
+the same weight in each. One optimizer step of these weights is one pass over these flat tensors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from patrickstar.engine.construct import Nursery, view_of
+from patrickstar.engine.home import ChunkHome
+from patrickstar.engine.parameter import ManagedParameter, manage
+from patrickstar.memory import Access, Chunk, ChunkManager, Use
+from patrickstar.memory.layout import Layout, choose_limit, pack
+from patrickstar.optim import UpdateRule
+from patrickstar.optim import Layout as RunLayout
+from patrickstar.optim.layout import Segment
+
+_PLAIN = torch._C.DisableTorchFunctionSubclass
+
+
+@dataclass(eq=False)
+class Slot:
+    """One parameter's place in its chunks, and what the optimizer knows of it.
+
+    `step` counts the updates it took part in; a step without a gradient does not count, as in
+    `torch.optim`.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    index: int
+    offset: int
+    numel: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    step: int = 0
+    has_grad: bool = False
+
+
+@dataclass(eq=False)
+class AlignedChunks:
+    """Chunks with one layout: the same weights as parameters, gradients, masters and states."""
+
+    group: int
+    slots: list[Slot]
+    parameter: Chunk
+    gradient: Chunk | None = None
+    master: Chunk | None = None
+    states: dict[str, Chunk] = field(default_factory=dict)
+    # The parameters were changed from Python since the last update; the masters have not followed.
+    changed: bool = False
+    started: bool = False
+    _layout: RunLayout | None = None
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk in (self.parameter, self.gradient, self.master, *self.states.values()):
+            if chunk is not None:
+                yield chunk
+
+    def layout(self) -> RunLayout:
+        """Where the tensors lie, for the update rules; built once, after the last slot came."""
+        if self._layout is None:
+            self._layout = RunLayout(
+                tuple(Segment(s.offset, tuple(s.shape), key=s.index) for s in self.slots)
+            )
+        return self._layout
+
+    def slot_at(self, offset: int) -> Slot | None:
+        """The parameter that covers element `offset`."""
+        place = bisect_right(self.slots, offset, key=lambda slot: slot.offset) - 1
+        return self.slots[place] if place >= 0 else None
+
+
+@dataclass(frozen=True)
+class StateSpecification:
+    """What the state of a run consists of.
+
+    Attributes:
+        dtype: of the parameters during training.
+        grad_dtype: of the accumulated gradients.
+        master: whether fp32 master weights are kept beside them.
+        round_masters: masters start from the rounded parameters, as DeepSpeed's do.
+        limit: the longest chunk, in elements, or None to choose.
+        budget: of the tier that updates run on, in bytes; guides the choice.
+    """
+
+    dtype: torch.dtype
+    grad_dtype: torch.dtype
+    master: bool
+    round_masters: bool
+    limit: int | None
+    budget: int | None
+
+    def bytes_per_element(self, states: int) -> int:
+        """Bytes that an update holds for one weight."""
+        wide = (states + int(self.master)) * 4
+        return self.dtype.itemsize + self.grad_dtype.itemsize + wide
+
+
+class ModelState:
+    """All managed parameters of a model in their final chunks.
+
+    Args:
+        groups: the optimizer's parameter groups, each with `params` and its hyperparameters.
+        rule: the optimizer's formula, which names the states.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: Sequence[dict[str, Any]],
+        rule: UpdateRule,
+        specification: StateSpecification,
+        manager: ChunkManager,
+        home: ChunkHome,
+    ) -> None:
+        self.manager, self.home, self.rule = manager, home, rule
+        # Updates run in host memory when the device has a budget of its own.
+        self.update_tier = [tier.name for tier in manager.tiers].index("host")
+        self.specification = specification
+        self.aligned: list[AlignedChunks] = []
+        self.slots: dict[int, tuple[AlignedChunks, Slot]] = {}
+        self.unmanaged: list[tuple[str, nn.Parameter]] = []
+        self.utilisation = 1.0
+        self._of_chunk: dict[int, AlignedChunks] = {}
+        self._build(module, groups)
+
+    @property
+    def limit(self) -> int:
+        """The longest chunk, in elements."""
+        return max((a.parameter.numel for a in self.aligned), default=0)
+
+    def of(self, parameter: nn.Parameter) -> tuple[AlignedChunks, Slot]:
+        """The chunks and the slot of a managed parameter."""
+        return self.slots[id(parameter)]
+
+    def of_chunk(self, chunk: int) -> AlignedChunks | None:
+        return self._of_chunk.get(chunk)
+
+    def slot_at(self, chunk: int, offset: int) -> Slot | None:
+        """The parameter that covers element `offset` of a parameter chunk."""
+        aligned = self._of_chunk.get(chunk)
+        return None if aligned is None else aligned.slot_at(offset)
+
+    def _build(self, module: nn.Module, groups: Sequence[dict[str, Any]]) -> None:
+        group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+        families: dict[tuple[int, bool], list[Slot]] = {}
+        for name, parameter in module.named_parameters():
+            if type(parameter) is not ManagedParameter:
+                self.unmanaged.append((name, parameter))
+                continue
+            with _PLAIN():
+                slot = Slot(
+                    name,
+                    parameter,
+                    len(self.slots),
+                    0,
+                    parameter.numel(),
+                    parameter.shape,
+                    parameter.stride(),
+                )
+                trainable = parameter.requires_grad and id(parameter) in group_of
+            self.slots[id(parameter)] = (None, slot)  # type: ignore[assignment]
+            key = (group_of.get(id(parameter), -1), trainable)
+            families.setdefault(key, []).append(slot)
+        limit = self.specification.limit or self._choose_limit(families, groups)
+        used = length = 0
+        for (group, trainable), slots in families.items():
+            layout = pack([slot.numel for slot in slots], limit)
+            used, length = used + layout.used, length + sum(layout.lengths)
+            hyper = groups[group] if group >= 0 else {}
+            self._place(group, trainable, slots, layout, hyper)
+        self.utilisation = used / length if length else 1.0
+
+    def _choose_limit(
+        self, families: dict[tuple[int, bool], list[Slot]], groups: Sequence[dict[str, Any]]
+    ) -> int:
+        largest = max(families.values(), key=lambda slots: sum(s.numel for s in slots), default=[])
+        states = len(self.rule.states(groups[0])) if groups else 0
+        per_element = self.specification.bytes_per_element(states)
+        return choose_limit([s.numel for s in largest], per_element, self.specification.budget)
+
+    def _place(
+        self,
+        group: int,
+        trainable: bool,
+        slots: list[Slot],
+        layout: Layout,
+        hyper: dict[str, Any],
+    ) -> None:
+        spec, create = self.specification, self.manager.create
+        first = len(self.aligned)
+        for numel in layout.lengths:
+            aligned = AlignedChunks(group, [], create(max(numel, 1), spec.dtype, "parameter"))
+            if trainable:
+                aligned.gradient = create(max(numel, 1), spec.grad_dtype, "gradient")
+                if spec.master:
+                    aligned.master = create(max(numel, 1), torch.float32, "master")
+                for state in self.rule.states(hyper):
+                    aligned.states[state.name] = create(max(numel, 1), torch.float32, state.name)
+            self.aligned.append(aligned)
+            self._of_chunk[aligned.parameter.id] = aligned
+        for slot, placement in zip(slots, layout.placements, strict=True):
+            aligned = self.aligned[first + placement.chunk]
+            slot.offset = placement.offset
+            aligned.slots.append(slot)
+            self.slots[id(slot.parameter)] = (aligned, slot)
+
+    def move_in(self, nursery: Nursery) -> None:
+        """Copy every parameter from the construction chunks to its final place.
+
+        Construction chunks are given up as soon as the last parameter has left them, so the
+        budget is kept all the way.
+        """
+        left: dict[int, int] = {chunk.id: 0 for chunk in nursery.chunks}
+        chunk_of: dict[int, int] = {}
+        for aligned in self.aligned:
+            for slot in aligned.slots:
+                with _PLAIN():
+                    storage = slot.parameter.untyped_storage()._cdata
+                source = self.manager.chunk_of(storage)
+                assert source is not None, "a managed parameter lives in a chunk"
+                chunk_of[slot.index] = source
+                left[source] += 1
+        self._give_up(nursery, left)
+        for aligned in self.aligned:
+            targets = [Use(aligned.parameter.id, Access.UPDATE)]
+            if aligned.master is not None:
+                targets.append(Use(aligned.master.id, Access.UPDATE))
+            for slot in aligned.slots:
+                source = chunk_of[slot.index]
+                with self.manager.use([*targets, Use(source, Access.READ)]):
+                    self._move(aligned, slot)
+                left[source] -= 1
+                if not left[source]:
+                    self._give_up(nursery, left)
+
+    def _move(self, aligned: AlignedChunks, slot: Slot) -> None:
+        flat = self.manager.tensor(aligned.parameter)
+        data = view_of(flat, slot.offset, slot.shape, slot.stride)
+        with _PLAIN(), torch.no_grad():
+            old = slot.parameter.data
+            data.copy_(old)
+            if aligned.master is not None:
+                masters = self.manager.tensor(aligned.master)
+                master = view_of(masters, slot.offset, slot.shape, slot.stride)
+                master.copy_(data if self.specification.round_masters else old)
+            del old
+        manage(slot.parameter, data, self.home)
+        self.manager.keep_view(aligned.parameter, slot.parameter)
+
+    def _give_up(self, nursery: Nursery, left: dict[int, int]) -> None:
+        for chunk in list(nursery.chunks):
+            if not left[chunk.id]:
+                nursery.chunks.remove(chunk)
+                if not self.manager.is_referenced(chunk):
+                    self.manager.delete(chunk)
+
+    def smallest_update(self) -> int:
+        """Bytes that the largest update holds at once."""
+        return max((sum(c.nbytes for c in a.chunks()) for a in self.aligned), default=0)
+
+    def total_bytes(self) -> int:
+        return sum(chunk.nbytes for a in self.aligned for chunk in a.chunks())

@@ -1,0 +1,545 @@
+"""The chunk memory manager: chunks over tiers, inside budgets.
+
+    manager = ChunkManager([CpuTier("host", 64 << 20), DiskTier("disk", Spool("/scratch"))])
+    chunk = manager.create(1_000_000, torch.float32)
+    with manager.use([Use(chunk.id, Access.UPDATE)]):
+        manager.tensor(chunk).add_(1)
+
+The manager brings the parts together and owns none of their ideas: the ledger keeps the books, a
+policy chooses who leaves, tiers hold bytes, transfer threads move them, a playback follows a plan.
+All bookkeeping happens on the caller's thread.
+
+Tier 0 is where computation happens. A chunk's buffer there never changes its address, so tensors
+over it can be made once and kept. A chunk is evicted only when nobody but its permanent views
+refers to its storage: the reference count of the storage is the truth about who might still read
+it (autograd in the middle of an operator, a recomputed activation, a view in a local variable).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from patrickstar.errors import BudgetError, ChunkStateError
+from patrickstar.memory.ledger import CopyState, Ledger
+from patrickstar.memory.planner import Action, make_plan
+from patrickstar.memory.playback import Playback
+from patrickstar.memory.policy import Candidate, FurthestNextUse, Policy
+from patrickstar.memory.sizes import format_bytes
+from patrickstar.memory.tiers import CpuTier, Tier, copy
+from patrickstar.memory.trace import Access, Recorder, Trace, Use
+from patrickstar.memory.transfer import Completion, Transfer, TransferThreads
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A contiguous block of `numel` elements of one dtype; the unit of residency.
+
+    `kind` says what it holds ("parameter", "gradient", ...) in reports.
+    """
+
+    id: int
+    numel: int
+    dtype: torch.dtype
+    kind: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes on any tier: a whole number of pages."""
+        return -(-self.numel * self.dtype.itemsize // _PAGE) * _PAGE
+
+
+@dataclass(frozen=True)
+class TierUsage:
+    """Bytes in use now, at most since the last reset, and allowed (None: unlimited)."""
+
+    in_use: int
+    peak: int
+    budget: int | None
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """`tiers` by name, and cumulative bytes `moved` by "from->to"."""
+
+    tiers: dict[str, TierUsage]
+    moved: dict[str, int]
+
+
+class ChunkManager:
+    """Keeps chunks on tiers inside the tiers' budgets.
+
+    Args:
+        tiers: from the fastest, where computation happens, to the slowest.
+        policy: chooses who leaves when there is no plan, and makes the plans.
+        plan: whether repeated iterations are planned; without it the policy decides alone.
+        prefetch: whether plans load chunks ahead of their use.
+        threads: how many copies run at once.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        policy: Policy | None = None,
+        plan: bool = True,
+        prefetch: bool = True,
+        threads: int = 4,
+    ) -> None:
+        self.tiers = list(tiers)
+        self.ledger = Ledger([(tier.name, tier.capacity) for tier in tiers])
+        self.policy: Policy = policy or FurthestNextUse()
+        self.plans: dict[Hashable, Playback] = {}
+        self._plan, self._prefetch = plan, prefetch
+        self._threads = TransferThreads(threads)
+        self._in_flight = 0
+        self._chunks: dict[int, Chunk] = {}
+        self._tensors: dict[tuple[int, int], torch.Tensor] = {}
+        self._references: dict[int, int] = {}  # of the storage on tier 0, by permanent views
+        self._views: dict[int, weakref.finalize[Any, Any]] = {}
+        self._storages: set[int] = set()
+        self._chunk_of_storage: dict[int, int] = {}
+        self._next_id = 0
+        self._moved: dict[tuple[int, int], int] = {}
+        self._current: tuple[Use, ...] = ()
+        self._recorder: Recorder | None = None
+        self._playback: Playback | None = None
+        self._key: Hashable = None
+        self._loads: deque[tuple[int, int]] = deque()
+        self._leaving: dict[tuple[int, int], None] = {}
+
+    # Chunks
+
+    def create(self, numel: int, dtype: torch.dtype, kind: str = "data") -> Chunk:
+        """A new chunk. It takes no memory until its first use, when it is full of zeros."""
+        chunk = Chunk(self._next_id, numel, dtype, kind)
+        self._next_id += 1
+        self.ledger.add(chunk.id, chunk.nbytes)
+        self._chunks[chunk.id] = chunk
+        return chunk
+
+    def delete(self, chunk: Chunk) -> None:
+        """Give up a chunk and its contents for good."""
+        self.release(chunk)
+        self.ledger.remove(chunk.id)
+        for tier in range(len(self.tiers)):
+            tensor = self._tensors.pop((chunk.id, tier), None)
+            if tensor is not None:
+                storage = tensor.untyped_storage()._cdata
+                self._storages.discard(storage)
+                self._chunk_of_storage.pop(storage, None)
+            self.tiers[tier].forget(chunk.id)
+        self._references.pop(chunk.id, None)
+        del self._chunks[chunk.id]
+
+    def release(self, chunk: Chunk) -> None:
+        """The contents of `chunk` are not needed any more; at its next use it is zeros again."""
+        self._settle(chunk.id)
+        self._give_back(chunk.id, self.ledger.blank(chunk.id))
+        if self._recorder is not None:
+            self._recorder.blanked(chunk.id)
+
+    def chunk(self, chunk: int) -> Chunk:
+        return self._chunks[chunk]
+
+    def tensor(self, chunk: Chunk, tier: int = 0) -> torch.Tensor:
+        """The flat tensor over `chunk` on a memory tier; valid to touch while the chunk is used."""
+        found = self._tensors.get((chunk.id, tier))
+        if found is None:
+            home = self.tiers[tier]
+            assert isinstance(home, CpuTier), "only memory tiers have tensors"
+            buffer = home.buffer(chunk.id, chunk.nbytes)
+            found = buffer.tensor(chunk.dtype, chunk.numel)
+            self._tensors[chunk.id, tier] = found
+            storage = found.untyped_storage()
+            self._storages.add(storage._cdata)
+            if tier == 0:
+                self._chunk_of_storage[storage._cdata] = chunk.id
+                self._references[chunk.id] = _use_count(storage)
+        return found
+
+    def chunk_of(self, storage: int) -> int | None:
+        """The chunk whose tier-0 storage has this C++ address, if any."""
+        return self._chunk_of_storage.get(storage)
+
+    def owns(self, storage: int) -> bool:
+        """Whether the storage with this C++ address belongs to a chunk on any tier."""
+        return storage in self._storages
+
+    def keep_view(self, chunk: Chunk, view: torch.Tensor) -> None:
+        """`view` lies in `tensor(chunk)` for good, or until it moves to another chunk.
+
+        It does not keep the chunk resident, as another reference to the storage would.
+        """
+        left = self._views.pop(id(view), None)
+        if left is not None:
+            left()
+        self._references[chunk.id] += 1
+        end = weakref.finalize(view, self._view_died, id(view), chunk.id)
+        end.atexit = False
+        self._views[id(view)] = end
+
+    def is_referenced(self, chunk: Chunk) -> bool:
+        """Whether anything but permanent views refers to the chunk's tier-0 storage."""
+        tensor = self._tensors.get((chunk.id, 0))
+        return tensor is not None and (
+            _use_count(tensor.untyped_storage()) > self._references[chunk.id]
+        )
+
+    # Use
+
+    @contextmanager
+    def use(self, uses: Sequence[Use]) -> Iterator[None]:
+        """Have chunks on their tiers, and keep them there for the duration.
+
+        Raises:
+            BudgetError: they do not fit together with what cannot leave.
+        """
+        self.access(uses)
+        for use in uses:
+            self.ledger.pin(use.chunk, use.tier)
+        try:
+            yield
+        finally:
+            for use in uses:
+                self.ledger.unpin(use.chunk, use.tier)
+
+    def access(self, uses: Sequence[Use]) -> None:
+        """Have chunks on their tiers now; they stay at least until the next access."""
+        now = tuple(uses)
+        if now != self._current:
+            self._begin_moment(now)
+        for use in now:
+            self._ensure(use, now)
+        self._current = now
+
+    def prefetch(self, chunk: Chunk, tier: int = 0) -> None:
+        """Begin to bring a chunk to `tier` if there is room; does not wait."""
+        self._loads.append((chunk.id, tier))
+        self._pump()
+
+    def evict(self, chunk: Chunk, tier: int = 0) -> None:
+        """Make a chunk leave `tier` for the tier below; waits until it is there."""
+        if self.ledger.state(chunk.id, tier) is CopyState.LOADING:
+            self._settle(chunk.id)
+        if self.ledger.is_valid(chunk.id, tier):
+            self._evict(chunk.id, tier)
+
+    def set_other(self, tier: int, nbytes: int) -> None:
+        """Memory of `tier` that no chunk owns is `nbytes` now; chunks leave if need be."""
+        self.ledger.set_other(tier, 0)
+        self._make_room(tier, nbytes, self._current, what="activations and other tensors need")
+        self.ledger.set_other(tier, nbytes)
+        self.tiers[tier].trim(self.ledger.tiers[tier].room)
+        if self._recorder is not None:
+            self._recorder.other(tier, nbytes)
+
+    # Iterations
+
+    def begin_iteration(self, key: Hashable) -> bool:
+        """An iteration begins that is expected to repeat whenever `key` does.
+
+        Returns whether it is planned; if not, the caller measures `set_other` while it runs.
+        """
+        self._key, self._recorder, self._current = key, None, ()
+        self._playback = self.plans.get(key)
+        if self._playback is None:
+            self._recorder = Recorder()
+            return False
+        self._playback.position, self._playback.strayed = -1, False
+        return True
+
+    def segment(self, name: Hashable) -> bool:
+        """A part of the iteration begins. Returns whether the plan, if any, knows it."""
+        if self._recorder is not None:
+            self._recorder.segment(name)
+        if self._playback is None:
+            return False
+        if self._playback.segment(name):
+            return True
+        self.plans.pop(self._key, None)
+        self._playback = None
+        return False
+
+    def end_iteration(self) -> Trace | None:
+        """The iteration is over; a first one of its kind is planned. Returns its trace, if new."""
+        recorder, self._recorder, self._playback = self._recorder, None, None
+        self._current = ()
+        if recorder is None:
+            return None
+        if self._plan and recorder.trace.moments:
+            sizes = {c.id: c.nbytes for c in self._chunks.values()}
+            capacities = [tier.capacity for tier in self.tiers]
+            plan = make_plan(
+                recorder.trace, sizes, capacities, self.policy, prefetch=self._prefetch
+            )
+            if plan.fits(capacities[:-1]):
+                self.plans[self._key] = Playback(plan)
+        return recorder.trace
+
+    def abandon_iteration(self) -> None:
+        """The iteration ended early, by an exception for example; nothing is learnt from it."""
+        self._recorder = self._playback = None
+        self._current = ()
+
+    # Reporting
+
+    def report(self) -> MemoryReport:
+        names = [tier.name for tier in self.tiers]
+        return MemoryReport(
+            {a.name: TierUsage(a.in_use, a.peak, a.capacity) for a in self.ledger.tiers},
+            {f"{names[s]}->{names[t]}": n for (s, t), n in sorted(self._moved.items())},
+        )
+
+    def close(self) -> None:
+        """Stop the transfers and give the tiers back."""
+        self._threads.close()
+        for tier in self.tiers:
+            tier.close()
+
+    # Inside
+
+    def _begin_moment(self, now: tuple[Use, ...]) -> None:
+        if self._recorder is not None:
+            self._recorder.moment(now)
+        if self._playback is not None:
+            actions = self._playback.moment(now)
+            self._current = now
+            for tier in range(len(self.tiers) - 1):
+                account = self.ledger.tiers[tier]
+                other = self._playback.other(tier)
+                if account.other != other:
+                    self._expect_other(tier, other, now)
+            for action in actions:
+                self._schedule(action)
+        if self._in_flight or self._loads or self._leaving:
+            self._pump()
+
+    def _expect_other(self, tier: int, nbytes: int, now: tuple[Use, ...]) -> None:
+        assert self._playback is not None
+        try:
+            self.set_other(tier, nbytes)
+        except BudgetError:
+            if not self._playback.strayed:
+                raise
+            # The largest of another path is a guess; what is there must do.
+            room = self.ledger.tiers[tier].room
+            self.ledger.set_other(tier, max(0, int(min(nbytes, room))))
+
+    def _schedule(self, action: Action) -> None:
+        key = (action.chunk, action.tier)
+        if action.chunk not in self._chunks:
+            return
+        if action.kind == "load":
+            self._loads.append(key)
+        elif action.kind == "evict":
+            self._leaving[key] = None
+        else:
+            self._try_save(*key)
+
+    def _pump(self) -> None:
+        """Finish what is done and start what can be started, without waiting."""
+        while self._in_flight and (completion := self._threads.poll()) is not None:
+            self._finish(completion)
+        for key in list(self._leaving):
+            self._try_leave(*key)
+        while self._loads:
+            chunk, tier = self._loads[0]
+            if chunk in self._chunks and not self._try_load(chunk, tier):
+                break
+            self._loads.popleft()
+
+    def _try_leave(self, chunk: int, tier: int) -> None:
+        gone = chunk not in self._chunks or not self.ledger.is_valid(chunk, tier)
+        used = any(use.chunk == chunk and use.tier == tier for use in self._current)
+        if gone or used:
+            del self._leaving[chunk, tier]
+        elif self._can_leave(chunk, tier):
+            if not self.ledger.is_dirty(chunk, tier):
+                del self._leaving[chunk, tier]
+                self._drop(chunk, tier)
+            elif self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
+                self._try_save(chunk, tier)
+
+    def _try_save(self, chunk: int, tier: int) -> None:
+        if not self.ledger.is_dirty(chunk, tier) or not self._can_leave(chunk, tier):
+            return
+        entry = self.ledger.entry(chunk)
+        if entry.copies[tier + 1] is CopyState.ABSENT and self._fits(tier + 1, entry.nbytes):
+            self._start(chunk, tier, tier + 1)
+
+    def _try_load(self, chunk: int, tier: int) -> bool:
+        """Whether there is nothing left to do for this load."""
+        if self.ledger.state(chunk, tier) is not CopyState.ABSENT or self.ledger.is_blank(chunk):
+            return True
+        source = self.ledger.source(chunk, tier)
+        assert source is not None
+        if source > tier + 1:
+            if self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
+                self._try_load(chunk, tier + 1)
+            return False
+        if not self._fits(tier, self._chunks[chunk].nbytes):
+            return False
+        self._start(chunk, source, tier)
+        return True
+
+    def _fits(self, tier: int, nbytes: int) -> bool:
+        return nbytes <= self.ledger.tiers[tier].room
+
+    def _can_leave(self, chunk: int, tier: int) -> bool:
+        entry = self.ledger.entry(chunk)
+        if entry.pins[tier] or entry.locks[tier]:
+            return False
+        return tier != 0 or not self.is_referenced(self._chunks[chunk])
+
+    def _ensure(self, use: Use, together: tuple[Use, ...]) -> None:
+        chunk, tier = use.chunk, use.tier
+        state = self.ledger.state(chunk, tier)
+        if state is CopyState.LOADING:
+            self._wait_until(lambda: self.ledger.state(chunk, tier) is not CopyState.LOADING)
+            state = self.ledger.state(chunk, tier)
+        if state is CopyState.ABSENT:
+            if not use.access.reads and not self.ledger.is_blank(chunk):
+                self._settle(chunk)
+                self._give_back(chunk, self.ledger.blank(chunk))
+            if self.ledger.is_blank(chunk):
+                self._create(chunk, tier, together)
+            else:
+                self._load(chunk, tier, together)
+        if use.access.writes:
+            self._settle(chunk)
+            self._give_back(chunk, self.ledger.wrote(chunk, tier))
+        self.ledger.touch(chunk, tier)
+
+    def _create(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
+        nbytes = self._chunks[chunk].nbytes
+        self._make_room(tier, nbytes, together)
+        self.ledger.create(chunk, tier)
+        self.tiers[tier].take(chunk, nbytes, zero=True)
+        self.tiers[tier].trim(self.ledger.tiers[tier].room)
+
+    def _load(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
+        self._wait_until(lambda: self.ledger.source(chunk, tier) is not None)
+        source = self.ledger.source(chunk, tier)
+        assert source is not None
+        if source > tier + 1:
+            below = (Use(chunk, Access.READ, tier + 1),)
+            self._ensure(below[0], together + below)
+            source = tier + 1
+        self._make_room(tier, self._chunks[chunk].nbytes, together)
+        if self.ledger.state(chunk, tier) is CopyState.ABSENT:
+            self._start(chunk, source, tier)
+        self._wait_until(lambda: self.ledger.state(chunk, tier) is not CopyState.LOADING)
+
+    def _make_room(
+        self, tier: int, nbytes: int, keep: tuple[Use, ...], what: str = "a chunk needs"
+    ) -> None:
+        """Evict until `nbytes` fit on `tier`; waits for transfers when nothing can leave."""
+        kept = {use.chunk for use in keep if use.tier == tier}
+        while not self._fits(tier, nbytes):
+            leaving = [c for c in self.ledger.evictable(tier) if c not in kept]
+            candidates = [self._candidate(c, tier) for c in leaving if self._can_leave(c, tier)]
+            if candidates:
+                self._evict(self.policy.choose(candidates).chunk, tier)
+            elif self._in_flight:
+                self._finish(self._threads.wait())
+            else:
+                raise self._no_room(tier, nbytes, what)
+
+    def _no_room(self, tier: int, nbytes: int, what: str) -> BudgetError:
+        account = self.ledger.tiers[tier]
+        smallest = account.in_use + nbytes
+        assert account.capacity is not None
+        return BudgetError(
+            f"the {account.name} budget of {format_bytes(account.capacity)} is too small: {what} "
+            f"{format_bytes(nbytes)} while {format_bytes(account.in_use)} cannot leave. "
+            f"The smallest budget that gets past this point is {format_bytes(smallest)} "
+            f"({smallest} bytes)",
+            tier=account.name,
+            budget=account.capacity,
+            smallest=smallest,
+        )
+
+    def _candidate(self, chunk: int, tier: int) -> Candidate:
+        entry = self.ledger.entry(chunk)
+        return Candidate(
+            chunk,
+            entry.nbytes,
+            self.ledger.is_dirty(chunk, tier),
+            entry.loaded_at[tier],
+            entry.used_at[tier],
+        )
+
+    def _evict(self, chunk: int, tier: int) -> None:
+        if self.ledger.is_dirty(chunk, tier):
+            if tier + 1 == len(self.tiers):
+                raise self._no_room(tier, self._chunks[chunk].nbytes, "a chunk would have to leave")
+            if self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
+                self._make_room(tier + 1, self._chunks[chunk].nbytes, ())
+                self._start(chunk, tier, tier + 1)
+            self._settle(chunk)
+        self._drop(chunk, tier)
+
+    def _drop(self, chunk: int, tier: int) -> None:
+        self.ledger.drop(chunk, tier)
+        self._give_back(chunk, [tier])
+
+    def _give_back(self, chunk: int, tiers: Sequence[int]) -> None:
+        for tier in tiers:
+            self.tiers[tier].give_back(chunk)
+
+    def _start(self, chunk: int, source: int, target: int) -> None:
+        nbytes = self._chunks[chunk].nbytes
+        self.ledger.begin_load(chunk, source, target)
+        self.tiers[target].take(chunk, nbytes, zero=False)
+        self.tiers[target].trim(self.ledger.tiers[target].room)
+        self._in_flight += 1
+        from_, to = self.tiers[source], self.tiers[target]
+        self._threads.start(Transfer(chunk, source, target), lambda: copy(chunk, nbytes, from_, to))
+
+    def _finish(self, completion: Completion) -> None:
+        self._in_flight -= 1
+        chunk, source, target = (
+            completion.transfer.chunk,
+            completion.transfer.source,
+            completion.transfer.target,
+        )
+        if completion.error is not None:
+            self.ledger.fail_load(chunk, source, target)
+            self.tiers[target].give_back(chunk)
+            raise completion.error
+        self.ledger.finish_load(chunk, source, target)
+        key = (source, target)
+        self._moved[key] = self._moved.get(key, 0) + self._chunks[chunk].nbytes
+
+    def _settle(self, chunk: int) -> None:
+        """Wait until no transfer of `chunk` is under way."""
+        entry = self.ledger.entry(chunk)
+        self._wait_until(
+            lambda: not any(entry.locks) and CopyState.LOADING not in entry.copies
+        )
+
+    def _wait_until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            if not self._in_flight:
+                raise ChunkStateError("a transfer is waited for that was never started")
+            self._finish(self._threads.wait())
+            if not done():
+                self._pump()
+
+    def _view_died(self, view: int, chunk: int) -> None:
+        self._views.pop(view, None)
+        if chunk in self._references:
+            self._references[chunk] -= 1
+
+
+def _use_count(storage: torch.UntypedStorage) -> int:
+    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]

@@ -1,0 +1,54 @@
+"""Following a plan while the iteration it was made for runs again.
+
+The run tells which uses come; the playback compares them with the trace and answers with what to do
+now. A run that skips moments (a dropped layer, an expert not chosen) is found again further on in
+the trace, one with moments of its own goes on unplanned until it meets the trace again. Either way
+it has *strayed*: measured memory cannot be trusted to the moment any more, and the largest of the
+trace is assumed from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from patrickstar.memory.planner import Action, Plan
+from patrickstar.memory.trace import Use
+
+_SEARCH = 256  # moments to look ahead for a run that left the trace
+
+
+@dataclass
+class Playback:
+    """A position in a plan."""
+
+    plan: Plan
+    position: int = -1
+    strayed: bool = False
+
+    def segment(self, name: Hashable) -> bool:
+        """Note that the run begins a segment; False if the trace has another one here."""
+        expected = [n for first, n in self.plan.trace.segments if first >= self.position + 1]
+        if self.strayed:
+            return name in expected
+        return bool(expected) and expected[0] == name
+
+    def moment(self, uses: Sequence[Use]) -> list[Action]:
+        """The actions that begin with these uses."""
+        moments = self.plan.trace.moments
+        now = tuple(uses)
+        for ahead in range(self.position + 1, min(self.position + 1 + _SEARCH, len(moments))):
+            if moments[ahead].uses == now:
+                self.strayed = self.strayed or ahead != self.position + 1
+                actions = [a for i in range(self.position + 1, ahead + 1) for a in self.plan.actions[i]]
+                self.position = ahead
+                return actions
+        self.strayed = True
+        return []
+
+    def other(self, tier: int) -> int:
+        """Bytes on `tier` that no chunk will own until the next moment."""
+        trace = self.plan.trace
+        if self.strayed:
+            return trace.peak_other(tier)
+        return trace.moments[self.position].other.get(tier, 0) if self.position >= 0 else 0
