@@ -13,7 +13,8 @@ A chunk can have a *copy* on each tier (tiers are numbered from the fastest, 0, 
 Copies that are VALID hold the same bytes. `wrote` makes one copy the only valid one; the others
 are stale and become ABSENT. A chunk without any valid copy is *blank*: it has no contents worth
 keeping (a gradient after the step, a moment before the first). A copy is *pinned* while somebody
-uses it, and *locked* while a transfer reads from it; neither can be dropped.
+uses it, and *locked* while a transfer reads from it; neither can be dropped. A pin that *writes*
+excludes locks: what is being changed cannot be copied.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Entry:
     nbytes: int
     copies: list[CopyState]
     pins: list[int]
+    writers: list[int]
     locks: list[int]
     loaded_at: list[int]
     used_at: list[int]
@@ -97,7 +99,7 @@ class Ledger:
             raise ChunkStateError(f"chunk {chunk} is entered already")
         n = len(self.tiers)
         self._entries[chunk] = Entry(
-            nbytes, [CopyState.ABSENT] * n, [0] * n, [0] * n, [0] * n, [0] * n
+            nbytes, [CopyState.ABSENT] * n, [0] * n, [0] * n, [0] * n, [0] * n, [0] * n
         )
 
     def remove(self, chunk: int) -> None:
@@ -152,6 +154,11 @@ class Ledger:
             raise ChunkStateError(
                 f"chunk {chunk} is {entry.copies[source].value} on {self.tiers[source].name}; "
                 "only a valid copy can be read"
+            )
+        if entry.writers[source]:
+            raise ChunkStateError(
+                f"chunk {chunk} is being written on {self.tiers[source].name}; "
+                "it can be copied when that is over"
             )
         if entry.copies[target] is not CopyState.ABSENT:
             raise ChunkStateError(
@@ -215,22 +222,32 @@ class Ledger:
             self._remove_copy(chunk, tier)
         return held
 
-    def pin(self, chunk: int, tier: int) -> None:
-        """Keep the valid copy on `tier` where it is until `unpin`; pins are counted."""
+    def is_being_written(self, chunk: int) -> bool:
+        return any(self._entries[chunk].writers)
+
+    def pin(self, chunk: int, tier: int, *, writes: bool = False) -> None:
+        """Keep the valid copy on `tier` where it is until `unpin`; pins are counted.
+
+        While a pin `writes`, the copy cannot be copied elsewhere either.
+        """
         entry = self._entries[chunk]
         if entry.copies[tier] is not CopyState.VALID:
             raise ChunkStateError(
                 f"chunk {chunk} is {entry.copies[tier].value} on {self.tiers[tier].name}; "
                 "only a valid copy can be pinned"
             )
+        if writes and entry.locks[tier]:
+            raise ChunkStateError(f"chunk {chunk} is being copied; wait before writing to it")
         entry.pins[tier] += 1
+        entry.writers[tier] += int(writes)
         self._touch(entry, tier)
 
-    def unpin(self, chunk: int, tier: int) -> None:
+    def unpin(self, chunk: int, tier: int, *, writes: bool = False) -> None:
         entry = self._entries[chunk]
         if not entry.pins[tier]:
             raise ChunkStateError(f"chunk {chunk} is not pinned on {self.tiers[tier].name}")
         entry.pins[tier] -= 1
+        entry.writers[tier] -= int(writes)
 
     def touch(self, chunk: int, tier: int) -> None:
         """Note a use, for the policies that go by recency."""

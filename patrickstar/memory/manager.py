@@ -203,23 +203,30 @@ class ChunkManager:
         Raises:
             BudgetError: they do not fit together with what cannot leave.
         """
-        self.access(uses)
-        for use in uses:
-            self.ledger.pin(use.chunk, use.tier)
+        now = tuple(uses)
+        self._begin_moment(now)
+        pinned: list[Use] = []
         try:
+            for use in now:
+                self._ensure(use, now)
+                # At once: while the next one is waited for, this one must not be saved or leave.
+                self.ledger.pin(use.chunk, use.tier, writes=use.access.writes)
+                pinned.append(use)
             yield
         finally:
-            for use in uses:
-                self.ledger.unpin(use.chunk, use.tier)
+            for use in pinned:
+                self.ledger.unpin(use.chunk, use.tier, writes=use.access.writes)
 
     def access(self, uses: Sequence[Use]) -> None:
-        """Have chunks on their tiers now; they stay at least until the next access."""
+        """Have chunks on their tiers now, to read them; they stay at least until the next access.
+
+        Whoever keeps a view of them keeps them there longer. To write, `use` them.
+        """
         now = tuple(uses)
-        if now != self._current:
-            self._begin_moment(now)
+        assert not any(use.access.writes for use in now), "a chunk is written inside `use`"
+        self._begin_moment(now)
         for use in now:
             self._ensure(use, now)
-        self._current = now
 
     def prefetch(self, chunk: Chunk, tier: int = 0) -> None:
         """Begin to bring a chunk to `tier` if there is room; does not wait."""
@@ -308,11 +315,13 @@ class ChunkManager:
     # Inside
 
     def _begin_moment(self, now: tuple[Use, ...]) -> None:
+        if now == self._current:
+            return
+        self._current = now
         if self._recorder is not None:
             self._recorder.moment(now)
         if self._playback is not None:
             actions = self._playback.moment(now)
-            self._current = now
             for tier in range(len(self.tiers) - 1):
                 account = self.ledger.tiers[tier]
                 other = self._playback.other(tier)
@@ -380,6 +389,8 @@ class ChunkManager:
         """Whether there is nothing left to do for this load."""
         if self.ledger.state(chunk, tier) is not CopyState.ABSENT or self.ledger.is_blank(chunk):
             return True
+        if self.ledger.is_being_written(chunk):
+            return False
         source = self.ledger.source(chunk, tier)
         assert source is not None
         if source > tier + 1:
@@ -486,7 +497,8 @@ class ChunkManager:
                 self._make_room(tier + 1, self._chunks[chunk].nbytes, ())
                 self._start(chunk, tier, tier + 1)
             self._settle(chunk)
-        self._drop(chunk, tier)
+        if self.ledger.is_valid(chunk, tier):  # it may have left on its own while we waited
+            self._drop(chunk, tier)
 
     def _drop(self, chunk: int, tier: int) -> None:
         self.ledger.drop(chunk, tier)
