@@ -1,0 +1,147 @@
+"""One pass over memory: walk a run in blocks that stay in cache, keeping PyTorch's bits.
+
+Per block of a mixed run: widen the gradient into a reused fp32 buffer, scale it there, call the
+kernel on the block of master weights and moments, cast the master into the 16-bit parameter. With
+nothing to widen or to scale, the kernel is called once on the whole run.
+
+Bits: see `patrickstar.optim.layout`. Blocks are whole SIMD vectors, so inside a run every element
+takes the vector path. The elements that PyTorch would treat as a tail are gathered before the walk,
+updated by scalar code in a call of their own, and put back over what the walk left there. Elements
+left over at the end of a run that are *not* a tail go through the kernel in a padded vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from patrickstar.optim.layout import Layout, Segment
+from patrickstar.optim.update import GradScale, Run, Scratch
+
+Kernel = Callable[[list[Tensor], list[Tensor], list[list[Tensor]]], None]
+"""``kernel(weights, grads, states)``: updates equally long lists of flat tensors in place.
+
+``states[k][i]`` is the k-th state of ``weights[i]``. `grads` has the dtype of `weights`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Factors for the gradient, those that change nothing left out."""
+
+    factors: tuple[float | Tensor, ...]
+    in_grad_dtype: bool
+
+    @classmethod
+    def of(cls, grad_scale: GradScale, in_grad_dtype: bool) -> Scaling:
+        """Normalise what a caller gave. A factor of 1 is dropped: x * 1 has the bits of x."""
+        factors = grad_scale if isinstance(grad_scale, Sequence) else (grad_scale,)
+        return cls(tuple(f for f in factors if not _is_one(f)), in_grad_dtype)
+
+    def load(self, grad: Tensor, dtype: torch.dtype, scratch: Scratch) -> Tensor:
+        """The scaled gradient in `dtype`; `grad` itself if there is nothing to do.
+
+        The result is valid until the next call with the same scratch.
+        """
+        if self.factors and (self.in_grad_dtype or grad.dtype == dtype):
+            scaled = scratch.buffer(grad.numel(), grad.dtype, grad.device)
+            torch.mul(grad, self.factors[0], out=scaled)
+            for factor in self.factors[1:]:
+                scaled.mul_(factor)
+            if grad.dtype == dtype:
+                return scaled
+            return scratch.buffer(grad.numel(), dtype, grad.device).copy_(scaled)
+        if grad.dtype == dtype:
+            return grad
+        wide = scratch.buffer(grad.numel(), dtype, grad.device).copy_(grad)
+        for factor in self.factors:
+            wide.mul_(factor)
+        return wide
+
+
+def _is_one(factor: float | Tensor) -> bool:
+    # Reading a tensor that lives on an accelerator would wait for it.
+    if isinstance(factor, Tensor) and factor.device.type != "cpu":
+        return False
+    return float(factor) == 1.0
+
+
+def update_run(
+    run: Run,
+    states: Sequence[Tensor],
+    kernel: Kernel,
+    *,
+    scaling: Scaling,
+    scratch: Scratch,
+    lanes: int = 1,
+) -> None:
+    """Update one run in place with an elementwise kernel.
+
+    Args:
+        run: the flat range.
+        states: the state tensors, in the order the kernel wants them.
+        kernel: elementwise update.
+        scaling: what to do to the gradient.
+        scratch: reused buffers.
+        lanes: SIMD lanes of the kernel if its scalar tail has other bits, else 1.
+    """
+    run.check()
+    weight = run.weight
+    numel = weight.numel()
+    native, tails = True, None
+    if lanes > 1:
+        layout = run.layout or Layout((Segment(0, (numel,)),))
+        native, tails = layout.tails(numel, lanes)
+    held = None
+    if tails is not None:
+        held = _gather(run, states, tails.index, scaling, scratch)
+
+    end = numel if native else numel - numel % lanes
+    if run.grad.dtype == weight.dtype and not scaling.factors:
+        if end:
+            kernel([weight[:end]], [run.grad[:end]], [[state[:end]] for state in states])
+            if run.master is not None:
+                run.param[:end].copy_(weight[:end])
+    else:
+        block = scratch.block_for(weight.device)
+        for low in range(0, end, block):
+            high = min(low + block, end)
+            part = weight[low:high]
+            grad = scaling.load(run.grad[low:high], weight.dtype, scratch)
+            kernel([part], [grad], [[state[low:high]] for state in states])
+            if run.master is not None:
+                run.param[low:high].copy_(part)
+
+    if end < numel:
+        index = torch.arange(end, numel)
+        rest = _gather(run, states, index, scaling, scratch)
+        padded = [torch.nn.functional.pad(t, (0, lanes - t.numel())) for t in rest]
+        kernel([padded[0]], [padded[1]], [[t] for t in padded[2:]])
+        _scatter(run, states, index, [t[: numel - end] for t in padded])
+    if tails is not None:
+        assert held is not None
+        split = [torch.split(t, list(tails.lengths)) for t in held]
+        kernel(list(split[0]), list(split[1]), [list(part) for part in split[2:]])
+        _scatter(run, states, tails.index, held)
+
+
+def _gather(
+    run: Run, states: Sequence[Tensor], index: Tensor, scaling: Scaling, scratch: Scratch
+) -> list[Tensor]:
+    weight = run.weight
+    index = index.to(weight.device)
+    grad = scaling.load(run.grad[index], weight.dtype, scratch).clone()
+    return [weight[index], grad, *(state[index] for state in states)]
+
+
+def _scatter(run: Run, states: Sequence[Tensor], index: Tensor, held: list[Tensor]) -> None:
+    weight = run.weight
+    index = index.to(weight.device)
+    weight[index] = held[0]
+    for state, values in zip(states, held[2:], strict=True):
+        state[index] = values
+    if run.master is not None:
+        run.param[index] = held[0].to(run.param.dtype)
