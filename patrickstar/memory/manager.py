@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from patrickstar.errors import BudgetError, ChunkStateError
+from patrickstar.memory.heap import ProcessHeap
 from patrickstar.memory.ledger import CopyState, Ledger
 from patrickstar.memory.planner import Action, make_plan
 from patrickstar.memory.playback import Playback
@@ -92,7 +93,7 @@ class ChunkManager:
         policy: Policy | None = None,
         plan: bool = True,
         prefetch: bool = True,
-        threads: int = 4,
+        threads: int = 2,
     ) -> None:
         self.tiers = list(tiers)
         self.ledger = Ledger([(tier.name, tier.capacity) for tier in tiers])
@@ -100,6 +101,9 @@ class ChunkManager:
         self.plans: dict[Hashable, Playback] = {}
         self._plan, self._prefetch = plan, prefetch
         self._threads = TransferThreads(threads)
+        budgets = [tier.capacity for tier in tiers if isinstance(tier, CpuTier)]
+        self._cpu_budget = sum(budget or 0 for budget in budgets)
+        self._heap = None if None in budgets else ProcessHeap()
         self._in_flight = 0
         self._chunks: dict[int, Chunk] = {}
         self._tensors: dict[tuple[int, int], torch.Tensor] = {}
@@ -245,7 +249,7 @@ class ChunkManager:
         self.ledger.set_other(tier, 0)
         self._make_room(tier, nbytes, self._current, what="activations and other tensors need")
         self.ledger.set_other(tier, nbytes)
-        self.tiers[tier].trim(self.ledger.tiers[tier].room)
+        self._settle_tier(tier)
         if self._recorder is not None:
             self._recorder.other(tier, nbytes)
 
@@ -311,6 +315,8 @@ class ChunkManager:
         self._threads.close()
         for tier in self.tiers:
             tier.close()
+        if self._heap is not None:
+            self._heap.close()
 
     # Inside
 
@@ -435,7 +441,7 @@ class ChunkManager:
         self._make_room(tier, nbytes, together)
         self.ledger.create(chunk, tier)
         self.tiers[tier].take(chunk, nbytes, zero=True)
-        self.tiers[tier].trim(self.ledger.tiers[tier].room)
+        self._settle_tier(tier)
 
     def _load(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
         self._wait_until(lambda: self.ledger.source(chunk, tier) is not None)
@@ -512,7 +518,7 @@ class ChunkManager:
         nbytes = self._chunks[chunk].nbytes
         self.ledger.begin_load(chunk, source, target)
         self.tiers[target].take(chunk, nbytes, zero=False)
-        self.tiers[target].trim(self.ledger.tiers[target].room)
+        self._settle_tier(target)
         self._in_flight += 1
         from_, to = self.tiers[source], self.tiers[target]
         self._threads.start(Transfer(chunk, source, target), lambda: copy(chunk, nbytes, from_, to))
@@ -531,6 +537,12 @@ class ChunkManager:
         self.ledger.finish_load(chunk, source, target)
         key = (source, target)
         self._moved[key] = self._moved.get(key, 0) + self._chunks[chunk].nbytes
+
+    def _settle_tier(self, tier: int) -> None:
+        account = self.ledger.tiers[tier]
+        self.tiers[tier].settle(account.chunks, account.other)
+        if self._heap is not None:
+            self._heap.keep_within(self._cpu_budget)
 
     def _settle(self, chunk: int) -> None:
         """Wait until no transfer of `chunk` is under way."""

@@ -39,8 +39,8 @@ class Tier(Protocol):
         """The chunk will never come again."""
         ...
 
-    def trim(self, room: float) -> None:
-        """Keep at most `room` bytes beyond what chunks have taken."""
+    def settle(self, chunks: int, other: int) -> None:
+        """Chunks take `chunks` bytes now and others `other`: keep the rest inside the budget."""
         ...
 
     def close(self) -> None: ...
@@ -73,9 +73,11 @@ class CpuTier:
         if buffer is not None:
             self._arena.discard(buffer)
 
-    def trim(self, room: float) -> None:
-        if self._arena.parked_bytes > room:
-            self._arena.trim(max(int(room), 0))
+    def settle(self, chunks: int, other: int) -> None:
+        if self.capacity is not None:
+            room = self.capacity - chunks - other
+            if self._arena.parked_bytes > room:
+                self._arena.trim(max(room, 0))
 
     def view(self, chunk: int, nbytes: int) -> memoryview:
         buffer = self._buffers[chunk]
@@ -104,7 +106,7 @@ class DiskTier:
     def forget(self, chunk: int) -> None:
         assert chunk not in self.slots, "a chunk is given back before it is forgotten"
 
-    def trim(self, room: float) -> None:
+    def settle(self, chunks: int, other: int) -> None:
         """The file keeps its space, which is what preallocating it is for."""
 
     def close(self) -> None:

@@ -1,0 +1,48 @@
+"""Keeping the process, and not only the books, inside a memory budget.
+
+Memory that no chunk owns comes from the C library's heap, and the heap keeps what is freed, for the
+next allocation; after an iteration of a transformer it was seen to hold twice what was ever in use
+at once. That is good as long as nobody else needs the room. When chunks do, free heap pages are
+given back to the system. What the process really holds is asked of the system, not estimated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from patrickstar.memory.arena import PAGE
+
+_SLACK = 64 << 20  # let pass before pages are given back, which costs some milliseconds
+
+
+class ProcessHeap:
+    """The memory of this process beyond what it held when this object was made."""
+
+    def __init__(self) -> None:
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._statm = -1
+        if os.path.exists("/proc/self/statm"):
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._start = self._resident()
+        self._floor = 0
+
+    def keep_within(self, limit: int) -> None:
+        """Give free heap pages back if the process has grown by more than `limit` bytes."""
+        if self._statm < 0 or self._trim is None:
+            return
+        grown = self._resident() - self._start
+        if grown > max(limit, self._floor) + _SLACK:
+            self._trim(0)
+            # What is still held is in use; do not try again before there is more.
+            self._floor = self._resident() - self._start
+
+    def _resident(self) -> int:
+        if self._statm < 0:
+            return 0
+        return int(os.pread(self._statm, 128, 0).split()[1]) * PAGE
+
+    def close(self) -> None:
+        if self._statm >= 0:
+            os.close(self._statm)
+            self._statm = -1
