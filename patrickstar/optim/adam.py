@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patrickstar.optim.lanes import fused_lanes
-from patrickstar.optim.update import GradScale, Hyper, Run, Scratch, StateSpec, require
-from patrickstar.optim.walk import Scaling, update_run
+from patrickstar.optim.update import (
+    GradScale,
+    Hyper,
+    Run,
+    Scratch,
+    StateSpec,
+    check_adam_like,
+)
+from patrickstar.optim.walk import Kernel, update_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,7 @@ class AdamW:
 
     def check(self, hyper: Hyper) -> None:
         """Raise `ConfigError` for a negative rate, eps or decay, or a beta outside [0, 1)."""
-        for key in ("lr", "eps", "weight_decay"):
-            require(float(hyper[key]) >= 0.0, self.name, key, hyper[key], "a number >= 0")
-        betas = hyper["betas"]
-        good = len(betas) == 2 and all(0.0 <= float(beta) < 1.0 for beta in betas)
-        require(good, self.name, "betas", betas, "two numbers in [0, 1)")
+        check_adam_like(self.name, hyper)
 
     def apply(
         self,
@@ -75,49 +77,45 @@ class AdamW:
         scratch: Scratch | None = None,
     ) -> None:
         """Update the runs in place; see `UpdateRule.apply`."""
-        scratch = Scratch() if scratch is None else scratch
-        scaling = Scaling.of(grad_scale, scale_in_grad_dtype)
         amsgrad = bool(hyper.get("amsgrad", False))
-        names = [spec.name for spec in self.states(hyper)]
         fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         beta1, beta2 = hyper["betas"]
-        with torch.no_grad():
-            for run in runs:
-                weight = run.weight
-                # With an infinite step count beta ** step is 0, so the correction divides by 1.
-                count = float(run.step) if hyper.get("bias_correction", True) else math.inf
-                step = torch.tensor(count, device=weight.device)
 
-                def kernel(
-                    weights: list[Tensor],
-                    grads: list[Tensor],
-                    states: list[list[Tensor]],
-                    step: Tensor = step,
-                ) -> None:
-                    fused(
-                        weights,
-                        grads,
-                        states[0],
-                        states[1],
-                        states[2] if amsgrad else [],
-                        [step] * len(weights),
-                        amsgrad=amsgrad,
-                        lr=hyper["lr"],
-                        beta1=float(beta1),
-                        beta2=float(beta2),
-                        weight_decay=float(hyper["weight_decay"]),
-                        eps=float(hyper["eps"]),
-                        maximize=bool(hyper.get("maximize", False)),
-                    )
+        def kernel_of(run: Run) -> Kernel:
+            # With an infinite step count beta ** step is 0, so the correction divides by 1.
+            count = float(run.step) if hyper.get("bias_correction", True) else math.inf
+            step = torch.tensor(count, device=run.weight.device)
 
-                update_run(
-                    run,
-                    [run.state[name] for name in names],
-                    kernel,
-                    scaling=scaling,
-                    scratch=scratch,
-                    lanes=fused_lanes(weight.dtype) if weight.device.type == "cpu" else 1,
+            def kernel(
+                weights: list[Tensor], grads: list[Tensor], states: list[list[Tensor]]
+            ) -> None:
+                fused(
+                    weights,
+                    grads,
+                    states[0],
+                    states[1],
+                    states[2] if amsgrad else [],
+                    [step] * len(weights),
+                    amsgrad=amsgrad,
+                    lr=hyper["lr"],
+                    beta1=float(beta1),
+                    beta2=float(beta2),
+                    weight_decay=float(hyper["weight_decay"]),
+                    eps=float(hyper["eps"]),
+                    maximize=bool(hyper.get("maximize", False)),
                 )
+
+            return kernel
+
+        update_runs(
+            runs,
+            [spec.name for spec in self.states(hyper)],
+            kernel_of,
+            grad_scale=grad_scale,
+            scale_in_grad_dtype=scale_in_grad_dtype,
+            scratch=scratch,
+            fused=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,8 @@ def combine_norms(norms: Iterable[Tensor]) -> Tensor:
 
         groups: Any = _group_tensors_by_device_and_dtype([list(listed)])
         listed = [norm for ([group], _) in groups.values() for norm in group]
-    return torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in listed]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in listed]))
+    return total
 
 
 def check_max_norm(max_norm: float) -> None:

@@ -54,8 +54,6 @@ class Run:
         state: state name to flat tensor of the same numel, in the dtype of what is updated.
         step: number of this update for these parameters; the first is 1.
         layout: where the tensors lie in the run; None means that it holds one whole flat tensor.
-        scalars: for rules with `per_tensor` scalars: values kept for this run from step to step;
-            start with an empty dict at step 1 and keep what the rule leaves in it.
     """
 
     param: Tensor
@@ -64,7 +62,6 @@ class Run:
     state: dict[str, Tensor]
     step: int
     layout: Layout | None = None
-    scalars: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def weight(self) -> Tensor:
@@ -158,7 +155,7 @@ class UpdateRule(Protocol):
 
     @property
     def per_tensor(self) -> bool:
-        """Whether runs must hold whole tensors (norms, matrices or scalars are kept per tensor)."""
+        """Whether runs must hold whole tensors, because the rule uses their norm or shape."""
         ...
 
     def states(self, hyper: Hyper) -> tuple[StateSpec, ...]:
@@ -188,6 +185,16 @@ class UpdateRule(Protocol):
             scratch: reused buffers; made for this call if None.
         """
         ...
+
+
+def check_adam_like(rule: str, hyper: Hyper) -> None:
+    """Check ``lr``, ``weight_decay``, ``betas`` and, if there is one, ``eps``."""
+    for key in ("lr", "weight_decay", "eps"):
+        if key in hyper:
+            require(float(hyper[key]) >= 0.0, rule, key, hyper[key], "a number >= 0")
+    betas = hyper["betas"]
+    good = len(betas) == 2 and all(0.0 <= float(beta) < 1.0 for beta in betas)
+    require(good, rule, "betas", betas, "two numbers in [0, 1)")
 
 
 def require(ok: bool, rule: str, key: str, value: object, expected: str) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from patrickstar.optim.lanes import fused_lanes
 from patrickstar.optim.layout import Layout, Segment
 from patrickstar.optim.update import GradScale, Run, Scratch
 
@@ -69,26 +70,50 @@ def _is_one(factor: float | Tensor) -> bool:
     return float(factor) == 1.0
 
 
-def update_run(
+def update_runs(
+    runs: Sequence[Run],
+    states: Sequence[str],
+    kernel_of: Callable[[Run], Kernel],
+    *,
+    grad_scale: GradScale,
+    scale_in_grad_dtype: bool,
+    scratch: Scratch | None,
+    fused: bool,
+) -> None:
+    """Update runs in place with an elementwise kernel each.
+
+    Args:
+        runs: the flat ranges.
+        states: names of the state tensors, in the order the kernel wants them.
+        kernel_of: makes the kernel for a run (for its step count and device).
+        grad_scale: see `UpdateRule.apply`.
+        scale_in_grad_dtype: see `UpdateRule.apply`.
+        scratch: see `UpdateRule.apply`.
+        fused: whether the kernel is one of PyTorch's fused ones: it makes one pass and allocates
+            nothing, so it may be given a whole run, and on a CPU its scalar tail has other bits.
+            Other kernels are built of elementwise operators with temporaries: they are given blocks
+            and have no tail to mind.
+    """
+    scratch = Scratch() if scratch is None else scratch
+    scaling = Scaling.of(grad_scale, scale_in_grad_dtype)
+    with torch.no_grad():
+        for run in runs:
+            run.check()
+            weight = run.weight
+            lanes = fused_lanes(weight.dtype) if fused and weight.device.type == "cpu" else 1
+            held = [run.state[name] for name in states]
+            _update_run(run, held, kernel_of(run), scaling, scratch, lanes, fused)
+
+
+def _update_run(
     run: Run,
     states: Sequence[Tensor],
     kernel: Kernel,
-    *,
     scaling: Scaling,
     scratch: Scratch,
-    lanes: int = 1,
+    lanes: int,
+    at_once: bool,
 ) -> None:
-    """Update one run in place with an elementwise kernel.
-
-    Args:
-        run: the flat range.
-        states: the state tensors, in the order the kernel wants them.
-        kernel: elementwise update.
-        scaling: what to do to the gradient.
-        scratch: reused buffers.
-        lanes: SIMD lanes of the kernel if its scalar tail has other bits, else 1.
-    """
-    run.check()
     weight = run.weight
     numel = weight.numel()
     native, tails = True, None
@@ -100,20 +125,17 @@ def update_run(
         held = _gather(run, states, tails.index, scaling, scratch)
 
     end = numel if native else numel - numel % lanes
-    if run.grad.dtype == weight.dtype and not scaling.factors:
-        if end:
-            kernel([weight[:end]], [run.grad[:end]], [[state[:end]] for state in states])
-            if run.master is not None:
-                run.param[:end].copy_(weight[:end])
-    else:
-        block = scratch.block_for(weight.device)
-        for low in range(0, end, block):
-            high = min(low + block, end)
-            part = weight[low:high]
-            grad = scaling.load(run.grad[low:high], weight.dtype, scratch)
-            kernel([part], [grad], [[state[low:high]] for state in states])
-            if run.master is not None:
-                run.param[low:high].copy_(part)
+    block = scratch.block_for(weight.device)
+    nothing_to_load = run.grad.dtype == weight.dtype and not scaling.factors
+    if at_once and nothing_to_load and run.master is None:
+        block = max(end, 1)
+    for low in range(0, end, block):
+        high = min(low + block, end)
+        part = weight[low:high]
+        grad = scaling.load(run.grad[low:high], weight.dtype, scratch)
+        kernel([part], [grad], [[state[low:high]] for state in states])
+        if run.master is not None:
+            run.param[low:high].copy_(part)
 
     if end < numel:
         index = torch.arange(end, numel)

@@ -55,7 +55,6 @@ class Chunked:
         bounds = [0, *sorted(c for c in set(self.cuts) if 0 < c < numel), numel]
         self.ranges = list(pairwise(bounds))
         self.layouts = [self.layout.cut(low, high) for low, high in self.ranges]
-        self.scalars: list[dict[str, Tensor]] = [{} for _ in self.ranges]
 
     def put(self, name: str, tensors: Sequence[Tensor]) -> None:
         for seg, tensor in zip(self.layout.segments, tensors, strict=True):
@@ -70,19 +69,40 @@ class Chunked:
         self.put("grad", grads)
         names = [spec.name for spec in self.rule.states(self.hyper)]
         runs = []
-        for (low, high), layout, scalars in zip(
-            self.ranges, self.layouts, self.scalars, strict=True
-        ):
+        for (low, high), layout in zip(self.ranges, self.layouts, strict=True):
             cut = {name: tensor[low:high] for name, tensor in self.flat.items()}
-            runs.append(
-                Run(
-                    cut["param"],
-                    cut["grad"],
-                    cut.get("master"),
-                    {name: cut[name] for name in names},
-                    step,
-                    layout,
-                    scalars,
-                )
-            )
+            state = {name: cut[name] for name in names}
+            runs.append(Run(cut["param"], cut["grad"], cut.get("master"), state, step, layout))
         self.rule.apply(runs, self.hyper, **how)
+
+
+def plain_loop(
+    optimizer: Any,
+    start: Sequence[Tensor],
+    grads: Sequence[Sequence[Tensor]],
+    dtype: torch.dtype,
+    *,
+    unscale: float = 1.0,
+    max_norm: float | None = None,
+    clip_16_bit: bool = False,
+    **kwargs: Any,
+) -> tuple[list[Tensor], list[Tensor], Any]:
+    """An ordinary loop on per-tensor fp32 masters: parameters, masters and the optimizer."""
+    masters = [torch.nn.Parameter(t.clone()) for t in start]
+    params = [torch.nn.Parameter(t.to(dtype)) for t in start]
+    opt = optimizer(masters, **kwargs)
+    for step in grads:
+        for param, grad in zip(params, step, strict=True):
+            param.grad = grad.to(dtype).clone()
+        if max_norm is not None and clip_16_bit:
+            torch.nn.utils.clip_grad_norm_(params, max_norm)
+        for master, param in zip(masters, params, strict=True):
+            assert param.grad is not None
+            master.grad = param.grad.float() * unscale
+        if max_norm is not None and not clip_16_bit:
+            torch.nn.utils.clip_grad_norm_(masters, max_norm)
+        opt.step()
+        with torch.no_grad():
+            for master, param in zip(masters, params, strict=True):
+                param.copy_(master)
+    return [p.detach() for p in params], [m.detach() for m in masters], opt

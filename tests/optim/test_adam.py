@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from patrickstar.errors import ConfigError
 from patrickstar.optim import Adam, AdamW, GradNorm, Run, Scratch, torch_clip_coef
 
-from .chunked import Chunked, random_tensors, same_bits
+from .chunked import Chunked, plain_loop, random_tensors, same_bits
 
 SHAPES = st.lists(
     st.one_of(
@@ -24,38 +23,6 @@ SHAPES = st.lists(
 )
 CUTS = st.lists(st.integers(1, 2000), max_size=4)
 HYPER = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-
-
-def plain_loop(
-    optimizer: Any,
-    start: Sequence[torch.Tensor],
-    grads: Sequence[Sequence[torch.Tensor]],
-    dtype: torch.dtype,
-    *,
-    unscale: float = 1.0,
-    max_norm: float | None = None,
-    clip_16_bit: bool = False,
-    **kwargs: Any,
-) -> tuple[list[torch.Tensor], list[torch.Tensor], Any]:
-    """An ordinary loop on per-tensor fp32 masters; returns 16-bit parameters and masters."""
-    masters = [torch.nn.Parameter(t.clone()) for t in start]
-    params = [torch.nn.Parameter(t.to(dtype)) for t in start]
-    opt = optimizer(masters, **kwargs)
-    for step in grads:
-        for param, grad in zip(params, step, strict=True):
-            param.grad = grad.to(dtype).clone()
-        if max_norm is not None and clip_16_bit:
-            torch.nn.utils.clip_grad_norm_(params, max_norm)
-        for master, param in zip(masters, params, strict=True):
-            assert param.grad is not None
-            master.grad = param.grad.float() * unscale
-        if max_norm is not None and not clip_16_bit:
-            torch.nn.utils.clip_grad_norm_(masters, max_norm)
-        opt.step()
-        with torch.no_grad():
-            for master, param in zip(masters, params, strict=True):
-                param.copy_(master)
-    return [p.detach() for p in params], [m.detach() for m in masters], opt
 
 
 PAIRS = [
