@@ -95,7 +95,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         tier = state.update_tier
         assert aligned.gradient is not None
         uses = [Use(aligned.gradient.id, Access.READ, tier)]
-        uses.append(Use(aligned.parameter.id, Access.UPDATE, tier))
+        uses.append(Use(aligned.parameter.id, self._parameter_access(aligned), tier))
         if aligned.master is not None:
             uses.append(Use(aligned.master.id, Access.UPDATE, tier))
         uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
@@ -113,6 +113,16 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                 [slot.parameter for slot in aligned.slots if slot.has_grad]
             )
         self._gradients.clear_chunk(aligned)
+
+    @staticmethod
+    def _parameter_access(aligned: AlignedChunks) -> Access:
+        """Parameters that are all made anew from their masters need not be there before.
+
+        So once the backward is through with them they can leave without being saved, and their
+        room is free for what the step needs.
+        """
+        remade = aligned.master is not None and all(slot.has_grad for slot in aligned.slots)
+        return Access.OVERWRITE if remade and not aligned.changed else Access.UPDATE
 
     def _start_states(self, aligned: AlignedChunks, hyper: dict[str, Any]) -> None:
         if aligned.started:

@@ -327,18 +327,16 @@ class ChunkManager:
         if self._recorder is not None:
             self._recorder.moment(now)
         if self._playback is not None:
-            actions = self._playback.moment(now)
-            for tier in range(len(self.tiers) - 1):
-                account = self.ledger.tiers[tier]
-                other = self._playback.other(tier)
-                if account.other != other:
-                    self._expect_other(tier, other, now)
-            for action in actions:
+            for action in self._playback.moment(now):
                 self._schedule(action)
+            for tier in range(len(self.tiers) - 1):
+                other = self._playback.other(tier)
+                if self.ledger.tiers[tier].other != other:
+                    self._expect_other(tier, other)
         if self._in_flight or self._loads or self._leaving:
             self._pump()
 
-    def _expect_other(self, tier: int, nbytes: int, now: tuple[Use, ...]) -> None:
+    def _expect_other(self, tier: int, nbytes: int) -> None:
         assert self._playback is not None
         try:
             self.set_other(tier, nbytes)
@@ -419,57 +417,74 @@ class ChunkManager:
 
     def _ensure(self, use: Use, together: tuple[Use, ...]) -> None:
         chunk, tier = use.chunk, use.tier
-        state = self.ledger.state(chunk, tier)
-        if state is CopyState.LOADING:
-            self._wait_until(lambda: self.ledger.state(chunk, tier) is not CopyState.LOADING)
-            state = self.ledger.state(chunk, tier)
-        if state is CopyState.ABSENT:
-            if not use.access.reads and not self.ledger.is_blank(chunk):
-                self._settle(chunk)
+        if not use.access.reads and not self.ledger.is_valid(chunk, tier):
+            self._settle(chunk)
+            if not self.ledger.is_valid(chunk, tier) and not self.ledger.is_blank(chunk):
                 self._give_back(chunk, self.ledger.blank(chunk))
-            if self.ledger.is_blank(chunk):
-                self._create(chunk, tier, together)
-            else:
-                self._load(chunk, tier, together)
+        if self.ledger.is_blank(chunk):
+            self._create(chunk, tier, together, zero=use.access.reads)
+        else:
+            self._bring(chunk, tier, together)
         if use.access.writes:
             self._settle(chunk)
             self._give_back(chunk, self.ledger.wrote(chunk, tier))
         self.ledger.touch(chunk, tier)
 
-    def _create(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
+    def _create(self, chunk: int, tier: int, together: tuple[Use, ...], *, zero: bool) -> None:
         nbytes = self._chunks[chunk].nbytes
         self._make_room(tier, nbytes, together)
         self.ledger.create(chunk, tier)
-        self.tiers[tier].take(chunk, nbytes, zero=True)
+        self.tiers[tier].take(chunk, nbytes, zero=zero)
         self._settle_tier(tier)
 
-    def _load(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
-        self._wait_until(lambda: self.ledger.source(chunk, tier) is not None)
-        source = self.ledger.source(chunk, tier)
-        assert source is not None
-        if source > tier + 1:
-            below = (Use(chunk, Access.READ, tier + 1),)
-            self._ensure(below[0], together + below)
-            source = tier + 1
-        self._make_room(tier, self._chunks[chunk].nbytes, together)
-        if self.ledger.state(chunk, tier) is CopyState.ABSENT:
-            self._start(chunk, source, tier)
-        self._wait_until(lambda: self.ledger.state(chunk, tier) is not CopyState.LOADING)
+    def _bring(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
+        """Copy a chunk with contents to `tier`, one tier at a time.
+
+        Whatever is waited for, others may move meanwhile, this chunk's other copies among them: so
+        after each wait the next step is chosen anew.
+        """
+        while not self.ledger.is_valid(chunk, tier):
+            source = self.ledger.source(chunk, tier)
+            if self.ledger.state(chunk, tier) is CopyState.LOADING or source is None:
+                self._wait_for_one()
+            elif source > tier + 1:
+                below = Use(chunk, Access.READ, tier + 1)
+                self._bring(chunk, tier + 1, (*together, below))
+            elif not self._fits(tier, self._chunks[chunk].nbytes):
+                self._make_room(tier, self._chunks[chunk].nbytes, together)
+            else:
+                self._start(chunk, source, tier)
 
     def _make_room(
         self, tier: int, nbytes: int, keep: tuple[Use, ...], what: str = "a chunk needs"
     ) -> None:
-        """Evict until `nbytes` fit on `tier`; waits for transfers when nothing can leave."""
+        """Evict until `nbytes` fit on `tier`; waits for transfers when nothing can leave.
+
+        Chunks that the plan lets leave go first, even if their saving has to be waited for: any
+        other choice would move more.
+        """
         kept = {use.chunk for use in keep if use.tier == tier}
         while not self._fits(tier, nbytes):
-            leaving = [c for c in self.ledger.evictable(tier) if c not in kept]
-            candidates = [self._candidate(c, tier) for c in leaving if self._can_leave(c, tier)]
-            if candidates:
+            evictable = [c for c in self.ledger.evictable(tier) if c not in kept]
+            planned = [c for c in evictable if (c, tier) in self._leaving and self._can_leave(c, tier)]
+            if planned:
+                self._evict(planned[0], tier)
+            elif self._in_flight and self._is_leaving(tier):
+                self._wait_for_one()
+            elif leaving := [c for c in evictable if self._can_leave(c, tier)]:
+                candidates = [self._candidate(c, tier) for c in leaving]
                 self._evict(self.policy.choose(candidates).chunk, tier)
             elif self._in_flight:
-                self._finish(self._threads.wait())
+                self._wait_for_one()
             else:
                 raise self._no_room(tier, nbytes, what)
+
+    def _is_leaving(self, tier: int) -> bool:
+        """Whether a chunk that the plan lets leave `tier` is being saved."""
+        return any(
+            at == tier and chunk in self._chunks and self.ledger.entry(chunk).locks[tier]
+            for chunk, at in self._leaving
+        )
 
     def _no_room(self, tier: int, nbytes: int, what: str) -> BudgetError:
         account = self.ledger.tiers[tier]
@@ -493,6 +508,7 @@ class ChunkManager:
             self.ledger.is_dirty(chunk, tier),
             entry.loaded_at[tier],
             entry.used_at[tier],
+            *(self._playback.next_use(chunk, tier) if self._playback else ()),
         )
 
     def _evict(self, chunk: int, tier: int) -> None:
@@ -553,11 +569,14 @@ class ChunkManager:
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            if not self._in_flight:
-                raise ChunkStateError("a transfer is waited for that was never started")
-            self._finish(self._threads.wait())
-            if not done():
-                self._pump()
+            self._wait_for_one()
+
+    def _wait_for_one(self) -> None:
+        """Wait until some transfer ends, and start what that makes possible."""
+        if not self._in_flight:
+            raise ChunkStateError("a transfer is waited for that was never started")
+        self._finish(self._threads.wait())
+        self._pump()
 
     def _view_died(self, view: int, chunk: int) -> None:
         self._views.pop(view, None)

@@ -9,8 +9,9 @@ trace is assumed from then on.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from patrickstar.memory.planner import Action, Plan
 from patrickstar.memory.trace import Use
@@ -25,6 +26,26 @@ class Playback:
     plan: Plan
     position: int = -1
     strayed: bool = False
+    _uses: dict[tuple[int, int], list[tuple[int, bool]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for index, moment in enumerate(self.plan.trace.moments):
+            for use in moment.uses:
+                entry = (index, use.access.reads)
+                self._uses.setdefault((use.chunk, use.tier), []).append(entry)
+
+    def next_use(self, chunk: int, tier: int) -> tuple[int | None, bool]:
+        """Moments until the next use of `chunk` on `tier`, and whether that use reads it.
+
+        The iteration repeats, so a chunk used earlier is used again; None if it never is.
+        """
+        uses = self._uses.get((chunk, tier))
+        if not uses:
+            return None, True
+        place = bisect_right(uses, (self.position, True))
+        if place < len(uses):
+            return uses[place][0] - self.position, uses[place][1]
+        return uses[0][0] + len(self.plan.trace.moments) - self.position, uses[0][1]
 
     def segment(self, name: Hashable) -> bool:
         """Note that the run begins a segment; False if the trace has another one here."""
