@@ -11,6 +11,21 @@ from patrickstar.optim.clip import (
 )
 from patrickstar.optim.layout import Layout, Segment
 from patrickstar.optim.lion import Lion
+from patrickstar.optim.loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    LossScaleError,
+    StaticLossScale,
+    make_loss_scale,
+)
+from patrickstar.optim.one_cycle import OneCycle
+from patrickstar.optim.schedule import (
+    LRRangeTest,
+    Schedule,
+    WarmupCosineLR,
+    WarmupDecayLR,
+    WarmupLR,
+)
 from patrickstar.optim.sgd import SGD
 from patrickstar.optim.torch_rule import TorchRule
 from patrickstar.optim.update import GradScale, Hyper, Run, Scratch, StateSpec, UpdateRule
@@ -21,18 +36,29 @@ __all__ = [
     "Adam",
     "AdamW",
     "BlockSums",
+    "DynamicLossScale",
     "GradNorm",
     "GradScale",
     "Hyper",
+    "LRRangeTest",
     "Layout",
     "Lion",
+    "LossScale",
+    "LossScaleError",
+    "OneCycle",
     "Run",
+    "Schedule",
     "Scratch",
     "Segment",
     "StateSpec",
+    "StaticLossScale",
     "TorchRule",
     "UpdateRule",
+    "WarmupCosineLR",
+    "WarmupDecayLR",
+    "WarmupLR",
     "combine_norms",
     "deepspeed_clip_coef",
+    "make_loss_scale",
     "torch_clip_coef",
 ]
