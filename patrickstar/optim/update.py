@@ -102,9 +102,9 @@ class Scratch:
     elementwise rules (4 for the widened gradient, 2 for scaling in 16 bits).
 
     Args:
-        block: elements per block, a multiple of 64; 0 picks one for the device: a quarter of a
-            million on a CPU (the block of gradient, master and moments stays in cache), eight
-            million elsewhere (few kernel launches).
+        block: elements per block, a multiple of 64; 0 picks one for the device: 131,072 on a
+            CPU (gradient, master and moments of a block are 2 MiB and stay in the caches of two
+            cores; measured best of 32 Ki to 512 Ki), eight million elsewhere (few launches).
     """
 
     block: int = 0
@@ -119,7 +119,7 @@ class Scratch:
         """Elements per block on `device`."""
         if self.block:
             return self.block
-        return 1 << 18 if device.type == "cpu" else 1 << 23
+        return 1 << 17 if device.type == "cpu" else 1 << 23
 
     def buffer(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A flat tensor of `numel` elements, valid until the next call with the same dtype."""

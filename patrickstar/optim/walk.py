@@ -127,15 +127,16 @@ def _update_run(
     end = numel if native else numel - numel % lanes
     block = scratch.block_for(weight.device)
     nothing_to_load = run.grad.dtype == weight.dtype and not scaling.factors
-    if at_once and nothing_to_load and run.master is None:
-        block = max(end, 1)
-    for low in range(0, end, block):
-        high = min(low + block, end)
-        part = weight[low:high]
-        grad = scaling.load(run.grad[low:high], weight.dtype, scratch)
-        kernel([part], [grad], [[state[low:high]] for state in states])
-        if run.master is not None:
-            run.param[low:high].copy_(part)
+    if end and at_once and nothing_to_load and run.master is None:
+        block = end
+    if end:
+        # Slicing costs as much as a small kernel, so all views are made at once.
+        flats = [weight, run.grad, run.param, *states]
+        views = [torch.split(flat if end == numel else flat[:end], block) for flat in flats]
+        for part, grad, param, *held_parts in zip(*views, strict=True):
+            kernel([part], [scaling.load(grad, weight.dtype, scratch)], [[s] for s in held_parts])
+            if run.master is not None:
+                param.copy_(part)
 
     if end < numel:
         index = torch.arange(end, numel)
