@@ -1,0 +1,365 @@
+"""What all chunk collectives of a rank share: its place among ranks, one lane, one fate.
+
+A `Communicator` is made once, on all ranks of its topology, and used as a context manager:
+
+    with Communicator.open(timeout=60) as comm:
+        chunks = ShardedComm(comm)
+        chunks.all_gather("c0", full, shard).wait()
+
+It owns the process groups, the lane that runs collectives in order, the counters, the watch over
+the other ranks, and the *one error*: as soon as a collective has failed anywhere, every wait on
+every rank ends with an error that names who is to blame, and nothing further starts. What failed
+cannot be repaired inside the process: restart from a checkpoint (`torchrun --max-restarts`).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from patrickstar.comm.call import Call, Kind, Place, Turn
+from patrickstar.comm.control import Control
+from patrickstar.comm.counters import CommCounters
+from patrickstar.comm.diagnosis import Verdict
+from patrickstar.comm.direct import SEGMENT_NUMEL, DirectTransport
+from patrickstar.comm.errors import CommError, CommValueError
+from patrickstar.comm.groups import Groups, make_groups, mesh_topology, require_initialized
+from patrickstar.comm.lane import Job, Lane
+from patrickstar.comm.messages import break_connections
+from patrickstar.comm.native import NativeTransport
+from patrickstar.comm.order import Collective
+from patrickstar.comm.presence import Presence
+from patrickstar.comm.progress import Mark, Progress
+from patrickstar.comm.reductions import GlobalReductions
+from patrickstar.comm.stream_lane import StreamLane
+from patrickstar.comm.streams import AcceleratorStreams
+from patrickstar.comm.thread_lane import ThreadLane
+from patrickstar.comm.topology import Topology
+from patrickstar.comm.transport import Allocate, NetworkFailure, Transport
+from patrickstar.comm.work import Work
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds. Long enough for a rank that writes a checkpoint or compiles while others wait."""
+
+
+def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The default `Allocate`: a fresh uninitialised tensor."""
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
+class Communicator:
+    """The communication of one rank. Made with `open` or `from_mesh`.
+
+    Attributes:
+        topology: who shards and replicates with whom.
+        rank: this global rank.
+        device: where the buffers of collectives live.
+        shard: the transport among the ranks of this rank's copy.
+        across: the transport among the ranks with the same shard, or None with one copy.
+        counters: bytes and seconds so far.
+        control: exchanges of small tensors over all ranks.
+        reductions: scalars over all ranks.
+        shard_reductions: scalars over the ranks of this rank's copy (norms of sharded state).
+        allocate: where staging buffers come from.
+        timeout: seconds that one collective may take.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        groups: Groups,
+        *,
+        device: torch.device,
+        timeout: float,
+        allocate: Allocate,
+        segment_numel: int,
+    ) -> None:
+        self.topology = topology
+        self.rank = dist.get_rank()
+        self.device = device
+        self.timeout = timeout
+        self.allocate = allocate
+        self.counters = CommCounters()
+        self._groups = groups
+        self._progress = Progress()
+        self._fate = threading.Lock()
+        self._error: CommError | None = None
+        self._place = Place(Kind.DATA)
+        self._submitting = threading.Lock()
+        self._lane: Lane
+        if device.type == "cpu":
+            self._lane = ThreadLane(timeout, self._progress, self.counters, self._explain)
+        else:
+            streams = AcceleratorStreams(device)
+            self._lane = StreamLane(streams, timeout, self._progress, self.counters, self._explain)
+        beat = min(max(timeout / 20, 0.1), 1.0)
+        self._presence = Presence(
+            groups.store,
+            self.rank,
+            topology.ranks,
+            self._progress,
+            beat,
+            self._on_verdict,
+            self._lane.poll,
+        )
+        place = Place(Kind.CONTROL)
+        self.control = self._control(topology.ranks, place)
+        self.reductions = GlobalReductions(self.control)
+        shard_ranks = topology.shard_ranks(self.rank)
+        self.shard_reductions = GlobalReductions(self._control(shard_ranks, place))
+
+        self.shard = self._transport(shard_ranks, groups.shard, segment_numel)
+        self.across: Transport | None = None
+        if topology.replicas > 1:
+            replicas = topology.replica_ranks(self.rank)
+            self.across = self._transport(replicas, groups.across, segment_numel)
+        # Ends the threads in order at exit when a user forgot to.
+        self._finalizer = weakref.finalize(self, _end, self._lane, self._presence)
+
+    @classmethod
+    def open(
+        cls,
+        topology: Topology | None = None,
+        *,
+        shard_size: int | None = None,
+        device: torch.device | str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        allocate: Allocate = allocate_empty,
+        segment_numel: int = SEGMENT_NUMEL,
+        native: bool | None = None,
+    ) -> Communicator:
+        """Make a communicator; called on all its ranks, in the same order as other groups.
+
+        Args:
+            topology: the grid of ranks; default: all ranks of the job.
+            shard_size: shorthand for a topology of all ranks, cut into sharding groups of this
+                many consecutive ranks and replicated across them.
+            device: where buffers live; default: the accelerator if the default process group has
+                a backend for it, else the CPU.
+            timeout: seconds that one collective, agreement or drain may take.
+            allocate: where staging buffers come from.
+            segment_numel: elements that a CPU reduction works on at a time; see `direct.py` for
+                the memory that this bounds.
+            native: use the backend's own collectives; default: on accelerators only. On a CPU they
+                need more memory and do not promise the same bits for different shardings.
+
+        Raises:
+            CommError: no process group, or a rank did not come.
+            CommValueError: ranks cannot be cut as told, or this rank is not among them.
+        """
+        require_initialized()
+        if topology is None:
+            topology = Topology.from_sizes(range(dist.get_world_size()), shard_size)
+        elif shard_size is not None:
+            raise CommValueError("give a topology or a shard_size, not both")
+        if timeout <= 0 or segment_numel < 1:
+            raise CommValueError(
+                f"timeout={timeout} and segment_numel={segment_numel} must be positive"
+            )
+        topology.shard_ranks(dist.get_rank())  # refuses a rank outside
+        where = default_device() if device is None else torch.device(device)
+        use_native = where.type != "cpu" if native is None else native
+        if where.type != "cpu" and not use_native:
+            raise CommValueError(f"{where} needs native=True; point-to-point is for CPUs")
+        groups = make_groups(topology, where, timeout, use_native)
+        comm = cls(
+            topology,
+            groups,
+            device=where,
+            timeout=timeout,
+            allocate=allocate,
+            segment_numel=segment_numel,
+        )
+        comm.barrier()
+        return comm
+
+    @classmethod
+    def from_mesh(
+        cls,
+        mesh: DeviceMesh,
+        *,
+        shard: str | None = None,
+        replicate: str | None = None,
+        device: torch.device | str | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Communicator:
+        """Make a communicator over one or two dimensions of a `DeviceMesh`.
+
+        See `groups.mesh_topology` for the names, and `open` for the rest.
+        """
+        require_initialized()
+        topology = mesh_topology(mesh, shard, replicate)
+        where = mesh.device_type if device is None else device
+        return cls.open(topology, device=where, timeout=timeout)
+
+    def submit(
+        self,
+        collective: Collective,
+        chunk: str,
+        job: Job,
+        buffers: Sequence[torch.Tensor],
+        *,
+        numel: int,
+        wire: torch.dtype,
+        wire_bytes: int,
+    ) -> Work:
+        """Queue a collective. For implementations of `ChunkComm`; users call those.
+
+        Args:
+            collective: what it counts and reports as.
+            chunk: the chunk's name.
+            job: its blocking part.
+            buffers: what it reads and writes.
+            numel: elements of the full buffer, the same on every rank.
+            wire: the dtype that travels.
+            wire_bytes: bytes a rank sends in the ring model.
+
+        Raises:
+            CommError: the communicator has failed or is closed.
+        """
+        for buffer in buffers:
+            if buffer.device.type != self.device.type:
+                raise CommValueError(
+                    f"{collective} of chunk {chunk!r}: a buffer is on {buffer.device}, this "
+                    f"communicator works on {self.device}",
+                    collective=collective,
+                    chunk=chunk,
+                )
+        payload = numel * wire.itemsize
+
+        def counted(turn: Turn) -> None:
+            job(turn)
+            self.counters.add(collective, calls=1, payload_bytes=payload, wire_bytes=wire_bytes)
+
+        # Numbering and queueing are one step: a call's place must be its turn.
+        with self._submitting:
+            name = str(wire).removeprefix("torch.")
+            call = self._place.next(collective, chunk, numel, name)
+            return self._lane.submit(call, counted, buffers)
+
+    def barrier(self) -> None:
+        """Wait until every rank has called this.
+
+        Raises:
+            CommError: a rank did not come within the timeout.
+        """
+        self.control.exchange("barrier", torch.zeros(1, dtype=torch.uint8))
+
+    def drain(self) -> None:
+        """Wait until everything submitted has finished.
+
+        Raises:
+            CommError: a collective failed, or the timeout passed.
+        """
+        drained = self._lane.drain(self.timeout)
+        if self._error is not None:
+            raise CommError(str(self._error), ranks=self._error.ranks) from self._error
+        if not drained:
+            raise CommError(f"collectives are still running after {self.timeout} s")
+
+    def close(self) -> None:
+        """Finish what was submitted, tell the other ranks, and end the threads and groups.
+
+        Raises:
+            CommError: what was submitted could not be finished.
+        """
+        if not self._finalizer.alive:
+            return
+        try:
+            if self._error is None:
+                self.drain()
+        finally:
+            self._finalizer()
+            self._groups.destroy()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if raised is not None:
+            # The caller will take part in nothing further; tell the others instead of draining.
+            name = type(raised).__name__
+            reason = f"rank {self.rank} stopped: {name}: {raised}"
+            self._stop(CommError(reason, ranks=[self.rank]), Verdict((self.rank,), reason))
+        self.close()
+
+    def _control(self, ranks: Sequence[int], place: Place) -> Control:
+        return Control(
+            self._groups.gloo,
+            ranks,
+            self.rank,
+            place,
+            self.timeout,
+            self._progress,
+            self._explain,
+        )
+
+    def _transport(
+        self, ranks: Sequence[int], group: dist.ProcessGroup | None, segment_numel: int
+    ) -> Transport:
+        if group is not None:
+            return NativeTransport(group, self.allocate, host_waits=self.device.type == "cpu")
+        return DirectTransport(self._groups.gloo, ranks, self.rank, self.allocate, segment_numel)
+
+    def _explain(self, call: Call, raised: BaseException) -> CommError:
+        """Turn what a call raised into the error users see, and stop. On the failing thread."""
+        if self._error is None:
+            if isinstance(raised, NetworkFailure):
+                mine = Mark(call.seq, call.tag, str(call), True)
+                verdict = self._presence.diagnose(call.kind, mine, str(raised))
+            else:
+                name = type(raised).__name__
+                verdict = Verdict((self.rank,), f"rank {self.rank} failed: {name}: {raised}")
+            text = f"{call} failed on rank {self.rank}: {verdict.reason}"
+            self._stop(CommError(text, ranks=verdict.ranks), verdict)
+        assert self._error is not None
+        return CommError(
+            str(self._error),
+            collective=call.collective,
+            chunk=call.chunk,
+            ranks=self._error.ranks,
+        )
+
+    def _on_verdict(self, kind: Kind, mine: Mark, verdict: Verdict) -> None:
+        """A call of this rank can never finish. On the watching thread."""
+        text = f"{mine.label} cannot finish on rank {self.rank}: {verdict.reason}"
+        self._stop(CommError(text, ranks=verdict.ranks), verdict)
+
+    def _stop(self, error: CommError, verdict: Verdict) -> None:
+        """Take the first error as this communicator's fate."""
+        with self._fate:
+            if self._error is not None:
+                return
+            self._error = error
+        self._presence.failed(verdict)
+        self._lane.fail(error)
+        others = [rank for rank in self.topology.ranks if rank != self.rank]
+        if others:
+            break_connections(self._groups.gloo, others[0])
+
+
+def default_device() -> torch.device:
+    """Return the accelerator if the default process group has a backend for it, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        config = dist.get_backend_config()
+        if f"{accelerator.type}:" in config:
+            return torch.device(accelerator.type, torch.accelerator.current_device_index())
+    return torch.device("cpu")
+
+
+def _end(lane: Lane, presence: Presence) -> None:
+    presence.leave()
+    lane.close()

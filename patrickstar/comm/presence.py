@@ -1,0 +1,177 @@
+"""Signs of life: each rank publishes where it is, and looks at the others when it is stuck.
+
+A thread writes one small record per rank to the process group's store every `beat` seconds: a
+counter, the last call started, and whether the rank is up, has left or has failed. Nobody reads
+records while collectives flow. A rank whose call has run for two beats reads the others' and ends
+the wait early if they are evidence that it can never finish (`diagnosis.early_verdict`); a rank
+whose call has failed watches them for a few beats to name who is gone.
+
+Silence alone never ends a wait early: a rank may be starved of CPU for seconds and be fine.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from patrickstar.comm.call import Kind
+from patrickstar.comm.diagnosis import Report, Verdict, early_verdict, final_verdict
+from patrickstar.comm.progress import Mark, Progress
+
+_SILENT_BEATS = 4
+
+
+class Store(Protocol):
+    """What is needed of a `torch.distributed` store."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write a key."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read a key."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys exist."""
+
+
+class Presence:
+    """Publishes this rank's place and reads the others'.
+
+    Args:
+        store: shared by all ranks, with a prefix of its own.
+        rank: this global rank.
+        ranks: all global ranks that publish.
+        progress: this rank's place.
+        beat: seconds between two signs of life.
+        on_verdict: called on the watching thread, once, with the evidence that a call which this
+            rank waits in can never finish.
+        poll: called before `progress` is looked at.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        ranks: Sequence[int],
+        progress: Progress,
+        beat: float,
+        on_verdict: Callable[[Kind, Mark, Verdict], None],
+        poll: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._others = tuple(other for other in ranks if other != rank)
+        self._progress = progress
+        self._beat = beat
+        self._on_verdict = on_verdict
+        self._poll = poll
+        self._lock = threading.Lock()
+        self._count = 0
+        self._status = "up"
+        self._verdict: Verdict | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="patrickstar-watch", daemon=True)
+        self._publish()
+        self._thread.start()
+
+    def failed(self, verdict: Verdict) -> None:
+        """Publish that this rank has stopped, and why. Only the first verdict counts."""
+        with self._lock:
+            if self._status != "up":
+                return
+            self._status, self._verdict = "failed", verdict
+        self._publish()
+
+    def leave(self) -> None:
+        """Publish that this rank takes part no longer, and stop publishing."""
+        with self._lock:
+            if self._status == "up":
+                self._status = "left"
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._publish()
+
+    def diagnose(self, kind: Kind, mine: Mark, cause: str) -> Verdict:
+        """Watch the others for a few beats and return who is to blame for a failed call."""
+        try:
+            first = self._read()
+            deadline = time.monotonic() + _SILENT_BEATS * self._beat
+            latest = first
+            while time.monotonic() < deadline:
+                verdict = early_verdict(kind, mine, _reports(latest))
+                if verdict is not None and verdict.ranks:
+                    return verdict
+                if all(latest[rank]["count"] != first[rank]["count"] for rank in latest):
+                    break  # everyone is alive
+                time.sleep(self._beat / 2)
+                latest = self._read()
+            silent = {rank for rank in latest if latest[rank]["count"] == first[rank]["count"]}
+            return final_verdict(kind, mine, _reports(latest, silent), cause)
+        except RuntimeError as error:
+            return Verdict(
+                (),
+                f"{cause}; the store that ranks meet at is unreachable too ({error}), so the rank "
+                "or agent that hosts it, usually with rank 0, is likely gone",
+            )
+
+    def _watch(self) -> None:
+        told = False
+        while not self._stopped.wait(self._beat):
+            try:
+                self._poll()
+                self._publish()
+                for kind, mark in self._progress.marks().items():
+                    if told or not mark.running:
+                        continue
+                    if time.monotonic() - mark.since < 2 * self._beat:
+                        continue
+                    verdict = early_verdict(kind, mark, _reports(self._read()))
+                    if verdict is not None and self._progress.marks()[kind] == mark:
+                        told = True
+                        self._on_verdict(kind, mark, verdict)
+            except RuntimeError:
+                # The store is gone. A collective will fail or time out and `diagnose` says so; if
+                # none does, the run has ended and nobody needs a sign.
+                return
+
+    def _publish(self) -> None:
+        with self._lock:
+            self._count += 1
+            record: dict[str, Any] = {"count": self._count, "status": self._status}
+            if self._verdict is not None:
+                record["verdict"] = [list(self._verdict.ranks), self._verdict.reason]
+            marks = self._progress.marks()
+            record["marks"] = {
+                kind: [mark.seq, mark.tag, mark.label] for kind, mark in marks.items()
+            }
+            self._store.set(str(self._rank), json.dumps(record))
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        return {rank: self._read_one(str(rank)) for rank in self._others}
+
+    def _read_one(self, key: str) -> dict[str, Any]:
+        if not self._store.check([key]):  # a get would block until the rank has started
+            return {"count": 0, "status": "up", "marks": {kind: [0, 0, "nothing"] for kind in Kind}}
+        record: dict[str, Any] = json.loads(self._store.get(key))
+        return record
+
+
+def _reports(
+    records: dict[int, dict[str, Any]], silent: set[int] | None = None
+) -> dict[int, Report]:
+    reports = {}
+    for rank, record in records.items():
+        verdict = record.get("verdict")
+        reports[rank] = Report(
+            status=record["status"],
+            silent=rank in (silent or ()),
+            marks={
+                Kind(kind): Mark(seq, tag, label)
+                for kind, (seq, tag, label) in record["marks"].items()
+            },
+            verdict=None if verdict is None else Verdict(tuple(verdict[0]), verdict[1]),
+        )
+    return reports
