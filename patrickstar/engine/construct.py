@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from patrickstar.engine.home import ChunkHome
-from patrickstar.engine.parameter import ManagedParameter, manage
+from patrickstar.engine.parameter import ManagedParameter, manage, release
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import ALIGN
@@ -35,6 +35,7 @@ class Nursery:
         self._length = max(_SHORTEST, min([_LONGEST, *(b // 128 for b in budgets)]))
         self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
         self.chunks: list[Chunk] = []
+        home.move_to_new_data = self.readopt
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move an ordinary parameter into a chunk; others are left as they are."""
@@ -49,6 +50,12 @@ class Nursery:
             data.copy_(parameter.detach())
         manage(parameter, data, self._home)
         self._manager.keep_view(chunk, parameter)
+
+    def readopt(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        """A managed parameter was given data of another shape or dtype."""
+        with torch._C.DisableTorchFunctionSubclass():
+            release(parameter, data.detach().clone())
+        self.adopt(parameter)
 
     def _place(self, dtype: torch.dtype, numel: int) -> tuple[Chunk, int]:
         padded = -(-numel // ALIGN) * ALIGN

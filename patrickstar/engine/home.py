@@ -24,6 +24,7 @@ class ChunkHome:
         self.on_write: Callable[[int], None] | None = None
         self.get_gradient: Callable[[Any], torch.Tensor | None] | None = None
         self.set_gradient: Callable[[Any, torch.Tensor | None], None] | None = None
+        self.move_to_new_data: Callable[[Any, torch.Tensor], None] | None = None
 
     def use(self, tensors: list[Any], *, writes: list[Any]) -> AbstractContextManager[None]:
         chunks = self._chunks(tensors)
@@ -43,6 +44,26 @@ class ChunkHome:
     def set_grad(self, parameter: Any, grad: torch.Tensor | None) -> None:
         if self.set_gradient is not None:
             self.set_gradient(parameter, grad)
+
+    def set_data(self, parameter: Any, data: torch.Tensor) -> None:
+        """`parameter.data = data`: the contents go to the parameter's place in its chunk.
+
+        Data of another shape or dtype needs a new place, which there is while the model is built.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            fits = data.shape == parameter.shape and data.dtype == parameter.dtype
+        if fits:
+            with self.use([parameter], writes=[parameter]):
+                with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                    parameter.detach().copy_(data)
+        elif self.move_to_new_data is not None:
+            self.move_to_new_data(parameter, data)
+        else:
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} and dtype {parameter.dtype} was "
+                f"given data of shape {tuple(data.shape)} and dtype {data.dtype}; its chunk is laid "
+                "out already. Change the model before initialize_engine, or inside model_provider"
+            )
 
     def _chunks(self, tensors: list[Any]) -> dict[int, None]:
         found: dict[int, None] = {}

@@ -39,6 +39,8 @@ class Home(Protocol):
 
     def set_grad(self, parameter: Any, grad: torch.Tensor | None) -> None: ...
 
+    def set_data(self, parameter: Any, data: torch.Tensor) -> None: ...
+
 
 def _metadata() -> frozenset[Any]:
     """What can be asked of a tensor without its data."""
@@ -63,6 +65,7 @@ def _metadata() -> frozenset[Any]:
 
 _METADATA = _metadata()
 _GRAD = torch.Tensor.grad
+_DATA = torch.Tensor.data
 _LEAKS = {"data_ptr", "numpy", "__array__", "__dlpack__", "storage", "data_ptr_as_int"}
 
 
@@ -91,8 +94,12 @@ def _dispatch(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if torch.compiler.is_compiling() or func in _METADATA:
         with _PLAIN():
             return func(*args, **kwargs)
-    if getattr(func, "__self__", None) is _GRAD and type(args[0]) is ManagedParameter:
-        return _grad_property(func, args)
+    if type(args[0] if args else None) is ManagedParameter:
+        of = getattr(func, "__self__", None)
+        if of is _GRAD:
+            return _grad_property(func, args)
+        if of is _DATA and func.__name__ == "__set__":
+            return args[0]._home.set_data(args[0], args[1])
     managed = list(_managed_among(args)) + list(_managed_among(kwargs.values()))
     writes: list[Any] = []
     if _is_write(func):

@@ -1,0 +1,156 @@
+"""Hugging Face models, unmodified, train to the same bits as in an ordinary loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patrickstar.memory import Fifo, Lru
+
+from .training import Outcome, run_engine, run_plain, settings, smallest_budget
+
+transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
+
+STEPS = 10
+
+
+def tokens(seed: int, vocabulary: int = 64, shape: tuple[int, int] = (2, 16)) -> torch.Tensor:
+    return torch.randint(1, vocabulary, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def causal(seed: int) -> dict[str, Any]:
+    ids = tokens(seed)
+    return {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def mixtral() -> Any:
+    config = transformers.MixtralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=32,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def bert() -> Any:
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def bert_batch(seed: int) -> dict[str, Any]:
+    ids = tokens(seed)
+    return {"input_ids": ids, "labels": ids}
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def t5_batch(seed: int) -> dict[str, Any]:
+    return {"input_ids": tokens(seed), "labels": tokens(seed + 100), "use_cache": False}
+
+
+def vit() -> Any:
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
+        image_size=16, patch_size=4, num_labels=5,
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(config)
+
+
+def vit_batch(seed: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "pixel_values": torch.randn(2, 3, 16, 16, generator=generator),
+        "labels": torch.randint(0, 5, (2,), generator=generator),
+    }
+
+
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[int], dict[str, Any]]]] = {
+    "gpt2": (gpt2, causal),
+    "llama": (llama, causal),
+    "mixtral": (mixtral, causal),
+    "bert": (bert, bert_batch),
+    "t5": (t5, t5_batch),
+    "vit": (vit, vit_batch),
+}
+
+
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
+    name: str, checkpointing: str | None, tmp_path: Path
+) -> None:
+    make, batch = MODELS[name]
+
+    def provider() -> Any:
+        model = make()
+        if checkpointing is not None:
+            reentrant = checkpointing == "reentrant"
+            model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": reentrant}
+            )
+            if reentrant and hasattr(model, "enable_input_require_grads") and name != "vit":
+                model.enable_input_require_grads()
+        return model
+
+    batches = [batch(seed) for seed in range(STEPS)]
+    expected = run_plain(provider, batches)
+    run_engine(provider, batches, settings()).assert_same(expected)
+    chunk = 4096
+    smallest = smallest_budget(provider, batches, tmp_path, chunk=chunk)
+    for factor in (1.0, 1.15, 1.4, 2.0, 3.0):
+        how = settings(host=int(smallest * factor), disk=tmp_path, chunk=chunk)
+        # Gradients are looked at once only, since looking disturbs the plan.
+        got = run_engine(provider, batches, how, keep_gradients=factor == 2.0)
+        if factor != 2.0:
+            got.gradients = expected.gradients
+        got.assert_same(expected)
+    for policy in (Lru(), Fifo()):
+        how = settings(
+            host=int(smallest * 1.5), disk=tmp_path, chunk=chunk, policy=policy, plan=False
+        )
+        run_engine(provider, batches, how).assert_same(expected)
+
+
+def _losses(outcome: Outcome) -> list[float]:
+    return outcome.losses
