@@ -9,6 +9,7 @@ from patrickstar.optim.clip import (
     deepspeed_clip_coef,
     torch_clip_coef,
 )
+from patrickstar.optim.lamb import Lamb
 from patrickstar.optim.layout import Layout, Segment
 from patrickstar.optim.lion import Lion
 from patrickstar.optim.loss_scale import (
@@ -18,6 +19,7 @@ from patrickstar.optim.loss_scale import (
     StaticLossScale,
     make_loss_scale,
 )
+from patrickstar.optim.muon import Muon, is_muon_parameter
 from patrickstar.optim.one_cycle import OneCycle
 from patrickstar.optim.schedule import (
     LRRangeTest,
@@ -41,10 +43,12 @@ __all__ = [
     "GradScale",
     "Hyper",
     "LRRangeTest",
+    "Lamb",
     "Layout",
     "Lion",
     "LossScale",
     "LossScaleError",
+    "Muon",
     "OneCycle",
     "Run",
     "Schedule",
@@ -59,6 +63,7 @@ __all__ = [
     "WarmupLR",
     "combine_norms",
     "deepspeed_clip_coef",
+    "is_muon_parameter",
     "make_loss_scale",
     "torch_clip_coef",
 ]
