@@ -22,7 +22,7 @@ from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import ALIGN
 
-_SHORTEST, _LONGEST = 1 << 16, 1 << 22  # elements of a construction chunk
+_SHORTEST, _LONGEST = 1 << 12, 1 << 22  # elements of a construction chunk
 
 
 class Nursery:

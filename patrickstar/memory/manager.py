@@ -512,15 +512,19 @@ class ChunkManager:
         )
 
     def _evict(self, chunk: int, tier: int) -> None:
-        if self.ledger.is_dirty(chunk, tier):
-            if tier + 1 == len(self.tiers):
+        """Make a chunk leave `tier`, saving it first if it is dirty; see `_bring` for the loop."""
+        lower = tier + 1
+        while self.ledger.is_valid(chunk, tier):
+            if not self.ledger.is_dirty(chunk, tier) and not self.ledger.entry(chunk).locks[tier]:
+                self._drop(chunk, tier)
+            elif self.ledger.is_dirty(chunk, tier) and lower == len(self.tiers):
                 raise self._no_room(tier, self._chunks[chunk].nbytes, "a chunk would have to leave")
-            if self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
-                self._make_room(tier + 1, self._chunks[chunk].nbytes, ())
-                self._start(chunk, tier, tier + 1)
-            self._settle(chunk)
-        if self.ledger.is_valid(chunk, tier):  # it may have left on its own while we waited
-            self._drop(chunk, tier)
+            elif CopyState.LOADING in self.ledger.entry(chunk).copies:
+                self._wait_for_one()
+            elif not self._fits(lower, self._chunks[chunk].nbytes):
+                self._make_room(lower, self._chunks[chunk].nbytes, ())
+            else:
+                self._start(chunk, tier, lower)
 
     def _drop(self, chunk: int, tier: int) -> None:
         self.ledger.drop(chunk, tier)
