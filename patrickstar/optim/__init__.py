@@ -20,6 +20,7 @@ from patrickstar.optim.loss_scale import (
     make_loss_scale,
 )
 from patrickstar.optim.muon import Muon, is_muon_parameter
+from patrickstar.optim.named import muon_hyper, rule_named, schedule_named
 from patrickstar.optim.one_cycle import OneCycle
 from patrickstar.optim.schedule import (
     LRRangeTest,
@@ -65,5 +66,8 @@ __all__ = [
     "deepspeed_clip_coef",
     "is_muon_parameter",
     "make_loss_scale",
+    "muon_hyper",
+    "rule_named",
+    "schedule_named",
     "torch_clip_coef",
 ]

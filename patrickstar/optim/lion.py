@@ -46,7 +46,7 @@ class Lion:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """DeepSpeed's defaults, except the rate, which is the paper's."""
+        """The paper's: a rate of 1e-4 and betas of 0.9 and 0.99."""
         return {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0}
 
     def states(self, hyper: Hyper) -> tuple[StateSpec, ...]:
