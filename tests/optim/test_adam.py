@@ -22,7 +22,7 @@ SHAPES = st.lists(
     max_size=7,
 )
 CUTS = st.lists(st.integers(1, 2000), max_size=4)
-HYPER = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+HYPER: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 PAIRS = [

@@ -130,7 +130,7 @@ def test_flat_runs_have_the_bits_of_a_per_tensor_loop(
 def test_lion_follows_its_paper_and_does_not_depend_on_cuts(
     shapes: Any, cuts: Any, seed: int
 ) -> None:
-    hyper = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    hyper: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
     start = random_tensors(shapes, seed, 1.0)
     grads = [random_tensors(shapes, seed + 1000 + i, 0.1) for i in range(3)]
     one, other = Chunked(Lion(), hyper, start, cuts=cuts), Chunked(Lion(), hyper, start)

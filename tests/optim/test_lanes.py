@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,16 @@ def test_the_last_lanes_minus_one_elements_are_where_the_paths_part() -> None:
         generator = torch.Generator().manual_seed(1)
         parts = [torch.rand(500, lanes, generator=generator) for _ in range(4)]
         rows = [[row[:numel] for row in part] for part in parts]
-        options = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
+        options: dict[str, Any] = {
+            "lr": 0.01,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "weight_decay": 0.1,
+            "eps": 1e-8,
+        }
         steps = [torch.tensor(3.0)] * 500
-        torch._fused_adamw_(*rows, [], steps, amsgrad=False, maximize=False, **options)
+        fused: Any = torch._fused_adamw_
+        fused(*rows, [], steps, amsgrad=False, maximize=False, **options)
         return torch.stack(rows[3])
 
     whole, short = update(lanes)[:, : lanes - 1], update(lanes - 1)
