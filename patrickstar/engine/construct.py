@@ -84,7 +84,7 @@ def view_of(
     if stride is None:
         stride = torch.empty(shape, device="meta").stride()
     fresh = torch.empty(0, dtype=flat.dtype, device=flat.device)
-    return fresh.set_(flat.untyped_storage(), offset, shape, stride)  # type: ignore[call-overload, no-any-return]
+    return fresh.set_(flat.untyped_storage(), offset, shape, stride)
 
 
 def is_ordinary(parameter: nn.Parameter) -> bool:

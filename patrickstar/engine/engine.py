@@ -94,7 +94,7 @@ class Engine(nn.Module):
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
         with self._segments.backward(), self._saved.hooks():
-            self._precision.scale_loss(loss).backward(retain_graph=retain_graph)
+            torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
         self.micro_steps += 1
         return loss
 
@@ -150,7 +150,8 @@ class Engine(nn.Module):
         return self.module.named_buffers(*args, **kwargs)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        return self.module.named_modules(*args, **kwargs)
+        found: Iterator[tuple[str, nn.Module]] = self.module.named_modules(*args, **kwargs)
+        return found
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         return self.module.named_children()
@@ -163,7 +164,9 @@ class Engine(nn.Module):
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """The full weights, in the training precision, copied out of the chunks."""
         return gather_state_dict(self.module, self._state, *args, **kwargs)
 

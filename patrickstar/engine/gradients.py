@@ -40,7 +40,9 @@ class Gradients:
         for aligned, slot in state.slots.values():
             if aligned.gradient is not None:
                 with _PLAIN():
-                    handle = slot.parameter.register_post_accumulate_grad_hook(self._collect)
+                    handle = slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        self._collect
+                    )
                 self._handles.append(handle)
         state.home.get_gradient = self.get
         state.home.set_gradient = self.set

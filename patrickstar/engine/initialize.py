@@ -15,7 +15,7 @@ from patrickstar.engine.engine import Engine
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.optimizer import ChunkedOptimizer
-from patrickstar.engine.precision import LossScale, Precision
+from patrickstar.engine.precision import Precision
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState, StateSpecification
 from patrickstar.engine.stepping import Stepping

@@ -61,7 +61,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         return self._stepping.grad_norm
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the weights, at the end of a gradient accumulation; before it, do nothing.
 
         Args:

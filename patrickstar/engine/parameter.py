@@ -45,18 +45,71 @@ class Home(Protocol):
 def _metadata() -> frozenset[Any]:
     """What can be asked of a tensor without its data."""
     tensor = torch.Tensor
-    getters = (
-        "shape dtype device layout requires_grad is_leaf grad_fn _version ndim is_cuda is_cpu "
-        "is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_sparse_csr is_nested output_nr "
-        "retains_grad names itemsize nbytes _backward_hooks _post_accumulate_grad_hooks _base "
-        "is_vulkan is_ipu is_ort is_xla is_mtia is_maia"
-    ).split()
-    methods = (
-        "size stride numel nelement dim ndimension storage_offset is_contiguous is_floating_point "
-        "is_complex is_signed is_inference element_size get_device untyped_storage register_hook "
-        "register_post_accumulate_grad_hook has_names _is_view is_same_size type_as_meta "
-        "is_shared is_coalesced is_pinned retain_grad __hash__ __len__ _has_symbolic_sizes_strides"
-    ).split()
+    getters = [
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "requires_grad",
+        "is_leaf",
+        "grad_fn",
+        "_version",
+        "ndim",
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "is_sparse",
+        "is_quantized",
+        "is_mkldnn",
+        "is_xpu",
+        "is_mps",
+        "is_sparse_csr",
+        "is_nested",
+        "output_nr",
+        "retains_grad",
+        "names",
+        "itemsize",
+        "nbytes",
+        "_backward_hooks",
+        "_post_accumulate_grad_hooks",
+        "_base",
+        "is_vulkan",
+        "is_ipu",
+        "is_ort",
+        "is_xla",
+        "is_mtia",
+        "is_maia",
+    ]
+    methods = [
+        "size",
+        "stride",
+        "numel",
+        "nelement",
+        "dim",
+        "ndimension",
+        "storage_offset",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_inference",
+        "element_size",
+        "get_device",
+        "untyped_storage",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "has_names",
+        "_is_view",
+        "is_same_size",
+        "type_as_meta",
+        "is_shared",
+        "is_coalesced",
+        "is_pinned",
+        "retain_grad",
+        "__hash__",
+        "__len__",
+        "_has_symbolic_sizes_strides",
+    ]
     found = {getattr(tensor, name).__get__ for name in getters if hasattr(tensor, name)}
     found |= {getattr(tensor, name) for name in methods if hasattr(tensor, name)}
     found |= {torch.is_floating_point, torch.is_complex, torch.numel, torch.is_same_size}
@@ -142,9 +195,7 @@ class ManagedParameter(nn.Parameter):
     _home: Home
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _dispatch(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -157,7 +208,7 @@ class ManagedParameter(nn.Parameter):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__deepcopy__({}).__reduce_ex__(protocol)
+        return self.__deepcopy__({}).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 class ManagedView(torch.Tensor):
@@ -166,9 +217,7 @@ class ManagedView(torch.Tensor):
     _home: Home
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _dispatch(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
@@ -176,7 +225,7 @@ class ManagedView(torch.Tensor):
             return self.detach().clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__deepcopy__({}).__reduce_ex__(protocol)
+        return self.__deepcopy__({}).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def manage(parameter: nn.Parameter, data: torch.Tensor, home: Home) -> None:

@@ -51,7 +51,7 @@ class SavedTensors:
             chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
             if chunk is None:
                 return (tensor, tensor._version)
-            offset = tensor.storage_offset()
+            offset = int(tensor.storage_offset())
             return ChunkView(
                 Use(chunk, Access.READ),
                 tensor.dtype,
@@ -76,7 +76,7 @@ class SavedTensors:
         self._manager.access((view.use,))
         storage = self._manager.tensor(self._manager.chunk(view.use.chunk)).untyped_storage()
         made = torch.empty(0, dtype=view.dtype)
-        return made.set_(storage, view.offset, view.shape, view.stride)  # type: ignore[call-overload, no-any-return]
+        return made.set_(storage, view.offset, view.shape, view.stride)
 
 
 def _changed(what: str) -> RuntimeError:

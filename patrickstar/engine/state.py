@@ -21,8 +21,8 @@ from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
-from patrickstar.optim import UpdateRule
 from patrickstar.optim import Layout as RunLayout
+from patrickstar.optim import UpdateRule
 from patrickstar.optim.layout import Segment
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass

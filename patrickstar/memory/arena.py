@@ -41,9 +41,12 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 def _load_libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-    )
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        *[ctypes.c_int] * 3,
+        ctypes.c_long,
+    ]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -81,7 +84,7 @@ class Buffer:
     def tensor(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
         """A flat view of `numel` elements of `dtype` that starts `offset` elements in."""
         view = torch.empty(0, dtype=dtype)
-        return view.set_(self.storage, offset, (numel,), (1,))  # type: ignore[call-overload, no-any-return]
+        return view.set_(self.storage, offset, (numel,), (1,))
 
 
 def _unmap(libc: ctypes.CDLL, address: int, nbytes: int) -> None:

@@ -50,20 +50,18 @@ class LiveStorages:
         self.nbytes -= self._seen.pop(key, 0)
 
 
-class WatchOperators(TorchDispatchMode):
+class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls `before(nbytes)` ahead of an operator that will allocate, and `after()` behind it."""
 
     def __init__(
         self, live: LiveStorages, before: Callable[[int], None], after: Callable[[], None]
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live = live
         self._before = before
         self._after = after
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not func.is_view:
             self._before(_bytes_made(func, args, kwargs))
@@ -92,6 +90,4 @@ def _bytes_made(func: Any, args: Any, kwargs: Any) -> int:
 
 
 def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-    )
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -466,7 +466,9 @@ class ChunkManager:
         kept = {use.chunk for use in keep if use.tier == tier}
         while not self._fits(tier, nbytes):
             evictable = [c for c in self.ledger.evictable(tier) if c not in kept]
-            planned = [c for c in evictable if (c, tier) in self._leaving and self._can_leave(c, tier)]
+            planned = [
+                c for c in evictable if (c, tier) in self._leaving and self._can_leave(c, tier)
+            ]
             if planned:
                 self._evict(planned[0], tier)
             elif self._in_flight and self._is_leaving(tier):
@@ -567,9 +569,7 @@ class ChunkManager:
     def _settle(self, chunk: int) -> None:
         """Wait until no transfer of `chunk` is under way."""
         entry = self.ledger.entry(chunk)
-        self._wait_until(
-            lambda: not any(entry.locks) and CopyState.LOADING not in entry.copies
-        )
+        self._wait_until(lambda: not any(entry.locks) and CopyState.LOADING not in entry.copies)
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -589,4 +589,4 @@ class ChunkManager:
 
 
 def _use_count(storage: torch.UntypedStorage) -> int:
-    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+    return int(torch._C._storage_Use_Count(storage._cdata))

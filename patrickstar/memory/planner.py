@@ -100,6 +100,7 @@ def make_plan(
         if capacity is not None and capacity < smallest:
             continue
         best: _Paper | None = None
+        least = 0
         # The shortest distance is the yardstick; the furthest that costs no more wins.
         for distance in sorted(LOOKAHEADS if prefetch else (0,)):
             paper = _Paper(tier, capacity, uses, trace.moments, sizes, policy, distance)

@@ -61,7 +61,9 @@ class Playback:
         for ahead in range(self.position + 1, min(self.position + 1 + _SEARCH, len(moments))):
             if moments[ahead].uses == now:
                 self.strayed = self.strayed or ahead != self.position + 1
-                actions = [a for i in range(self.position + 1, ahead + 1) for a in self.plan.actions[i]]
+                actions = [
+                    a for i in range(self.position + 1, ahead + 1) for a in self.plan.actions[i]
+                ]
                 self.position = ahead
                 return actions
         self.strayed = True

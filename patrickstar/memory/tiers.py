@@ -126,6 +126,8 @@ def copy(chunk: int, nbytes: int, source: Tier, target: Tier) -> None:
         raise AssertionError(f"no way from {source.name} to {target.name}")
 
 
-def flat_tensor(tier: CpuTier, chunk: int, nbytes: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
+def flat_tensor(
+    tier: CpuTier, chunk: int, nbytes: int, dtype: torch.dtype, numel: int
+) -> torch.Tensor:
     """The flat tensor over a chunk's permanent buffer on a memory tier."""
     return tier.buffer(chunk, nbytes).tensor(dtype, numel)
