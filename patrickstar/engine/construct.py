@@ -1,10 +1,10 @@
 """Building a model straight into chunks.
 
 While the user's code runs, every parameter is moved into a chunk the moment its module registers
-it, so a model larger than memory can be built. The chunks keep the parameters' own dtype: the code
-that initialises them, then or later (`self.apply(init)`, a scaled residual, weight tying), draws the
-same random numbers and computes the same bits as in an ordinary construction. Rounding to the
-training precision comes after.
+it, so a model larger than memory can be built. The chunks keep the parameters' own dtype: the
+code that initialises them, then or later (`self.apply(init)`, a scaled residual, weight tying),
+draws the same random numbers and computes the same bits as in an ordinary construction. Rounding
+to the training precision comes after.
 """
 
 from __future__ import annotations

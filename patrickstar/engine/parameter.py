@@ -45,71 +45,18 @@ class Home(Protocol):
 def _metadata() -> frozenset[Any]:
     """What can be asked of a tensor without its data."""
     tensor = torch.Tensor
-    getters = [
-        "shape",
-        "dtype",
-        "device",
-        "layout",
-        "requires_grad",
-        "is_leaf",
-        "grad_fn",
-        "_version",
-        "ndim",
-        "is_cuda",
-        "is_cpu",
-        "is_meta",
-        "is_sparse",
-        "is_quantized",
-        "is_mkldnn",
-        "is_xpu",
-        "is_mps",
-        "is_sparse_csr",
-        "is_nested",
-        "output_nr",
-        "retains_grad",
-        "names",
-        "itemsize",
-        "nbytes",
-        "_backward_hooks",
-        "_post_accumulate_grad_hooks",
-        "_base",
-        "is_vulkan",
-        "is_ipu",
-        "is_ort",
-        "is_xla",
-        "is_mtia",
-        "is_maia",
-    ]
-    methods = [
-        "size",
-        "stride",
-        "numel",
-        "nelement",
-        "dim",
-        "ndimension",
-        "storage_offset",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-        "is_signed",
-        "is_inference",
-        "element_size",
-        "get_device",
-        "untyped_storage",
-        "register_hook",
-        "register_post_accumulate_grad_hook",
-        "has_names",
-        "_is_view",
-        "is_same_size",
-        "type_as_meta",
-        "is_shared",
-        "is_coalesced",
-        "is_pinned",
-        "retain_grad",
-        "__hash__",
-        "__len__",
-        "_has_symbolic_sizes_strides",
-    ]
+    getters = (
+        "shape dtype device layout requires_grad is_leaf grad_fn _version ndim is_cuda is_cpu "
+        "is_meta is_sparse is_quantized is_mkldnn is_xpu is_mps is_sparse_csr is_nested output_nr "
+        "retains_grad names itemsize nbytes _backward_hooks _post_accumulate_grad_hooks _base "
+        "is_vulkan is_ipu is_ort is_xla is_mtia is_maia"
+    ).split()
+    methods = (
+        "size stride numel nelement dim ndimension storage_offset is_contiguous is_floating_point "
+        "is_complex is_signed is_inference element_size get_device untyped_storage register_hook "
+        "register_post_accumulate_grad_hook has_names _is_view is_same_size is_shared is_coalesced "
+        "is_pinned retain_grad __hash__ __len__ _has_symbolic_sizes_strides"
+    ).split()
     found = {getattr(tensor, name).__get__ for name in getters if hasattr(tensor, name)}
     found |= {getattr(tensor, name) for name in methods if hasattr(tensor, name)}
     found |= {torch.is_floating_point, torch.is_complex, torch.numel, torch.is_same_size}
@@ -180,9 +127,9 @@ def _grad_property(func: Any, args: tuple[Any, ...]) -> Any:
 def _marked(result: Any, home: Home) -> Any:
     """Results that are views of a chunk become managed views."""
     if isinstance(result, torch.Tensor):
-        if type(result) is torch.Tensor and result.layout is torch.strided:
-            if home.owns(result.untyped_storage()._cdata):
-                return as_view(result, home)
+        plain = type(result) is torch.Tensor and result.layout is torch.strided
+        if plain and home.owns(result.untyped_storage()._cdata):
+            return as_view(result, home)
         return result
     if type(result) in (list, tuple):
         return type(result)(_marked(item, home) for item in result)

@@ -162,7 +162,8 @@ class Ledger:
             )
         if entry.copies[target] is not CopyState.ABSENT:
             raise ChunkStateError(
-                f"chunk {chunk} is {entry.copies[target].value} on {self.tiers[target].name} already"
+                f"chunk {chunk} is {entry.copies[target].value} on "
+                f"{self.tiers[target].name} already"
             )
         self._take(entry, chunk, target)
         entry.copies[target] = CopyState.LOADING
