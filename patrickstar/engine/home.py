@@ -62,7 +62,7 @@ class ChunkHome:
             raise ValueError(
                 f"a parameter of shape {tuple(parameter.shape)} and dtype {parameter.dtype} was "
                 f"given data of shape {tuple(data.shape)} and dtype {data.dtype}; its chunk is "
-                "laid out already. Change the model inside model_provider, or before it is passed in"
+                "laid out already. Change the model inside model_provider"
             )
 
     def _chunks(self, tensors: list[Any]) -> dict[int, None]:
