@@ -44,6 +44,7 @@ class RunSettings:
     prefetch: bool
     grad_dtype: torch.dtype
     round_masters: bool
+    exact: bool = False
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
 
@@ -103,7 +104,7 @@ def _assemble(
     _refuse_unmanaged(state)
     state.move_in(nursery)
     home.on_write = _mark_changed(state)
-    stepping = Stepping(state, settings.precision, settings.clipping)
+    stepping = Stepping(state, settings.precision, settings.clipping, exact=settings.exact)
     gradients = Gradients(state, stepping.collected)
     segments = Segments(manager, "cpu", base)
     engine = Engine(

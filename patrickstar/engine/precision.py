@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from patrickstar.optim import LossScale
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class LossScale(Protocol):
-    """What the engine asks of a loss scaler."""
-
-    @property
-    def loss_scale(self) -> float: ...
-
-    def update_scale(self, overflow: bool) -> None: ...
 
 
 class Precision:

@@ -9,8 +9,13 @@ import torch
 
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.state import ModelState, Slot
-from patrickstar.optim import GradScale
-from patrickstar.optim.clip import combine_norms, torch_clip_coef
+from patrickstar.optim import (
+    BlockSums,
+    GradScale,
+    combine_norms,
+    deepspeed_clip_coef,
+    torch_clip_coef,
+)
 
 
 class Stepping:
@@ -18,50 +23,64 @@ class Stepping:
 
     Args:
         clipping: the largest global norm, 0 for none.
-        scheduler: stepped after every update that was made.
+        exact: take norms and clip in DeepSpeed's arithmetic instead of PyTorch's.
+
+    Attributes:
+        scheduler: stepped after every update that was made, if there is one.
+        grad_norm: the global norm at the last step, unscaled, before clipping.
+        applied: whether the last step made its update.
     """
 
     def __init__(
-        self,
-        state: ModelState,
-        precision: Precision,
-        clipping: float,
-        scheduler: Any | None = None,
+        self, state: ModelState, precision: Precision, clipping: float, *, exact: bool = False
     ) -> None:
         self._state, self._precision = state, precision
-        self._clipping = clipping
-        self.scheduler = scheduler
-        self._norms: dict[int, torch.Tensor] = {}
+        self._clipping, self._exact = clipping, exact
+        self._norms: dict[int, torch.Tensor | float] = {}
+        self.scheduler: Any | None = None
         self.grad_norm: float | None = None
+        self.applied = False
 
     def collected(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Note the norm of a gradient while it is still in the processor's cache."""
-        wide = gradient if gradient.dtype is torch.float32 else gradient.float()
-        self._norms[slot.index] = torch.linalg.vector_norm(wide)
+        if self._exact:
+            sums = BlockSums(gradient.numel())
+            sums.add(gradient.reshape(-1))
+            self._norms[slot.index] = sums.total()
+        else:
+            wide = gradient if gradient.dtype is torch.float32 else gradient.float()
+            self._norms[slot.index] = torch.linalg.vector_norm(wide)
 
     def before(self) -> GradScale | None:
         """The factors for this step's gradients; None if they have overflowed."""
-        norms = [
-            self._norms[slot.index]
-            for _, slot in sorted(self._state.slots.values(), key=lambda pair: pair[1].index)
-            if slot.has_grad
-        ]
-        total = combine_norms(norms)
+        total = self._total()
         scale = self._precision.loss_scale
-        norm = total / scale if scale != 1.0 else total
-        self.grad_norm = float(norm)
-        if self._precision.scaler is not None and not math.isfinite(self.grad_norm):
-            return None
+        self.grad_norm = float(total) / scale
+        scaler = self._precision.scaler
+        if scaler is not None:
+            # The norm is infinite or not a number exactly if some gradient is.
+            settled = scaler.settle(not math.isfinite(self.grad_norm))
+            if settled is None:
+                return None
+            scale = settled
+        if self._exact:
+            return deepspeed_clip_coef(total, self._clipping, scale)
         factors: list[float | torch.Tensor] = []
         if scale != 1.0:
             factors.append(1.0 / scale)
         if self._clipping > 0:
-            factors.append(torch_clip_coef(norm, self._clipping))
+            factors.append(torch_clip_coef(total / scale, self._clipping))
         return factors or 1.0
 
     def after(self, updated: bool) -> None:
+        self.applied = updated
         self._norms.clear()
-        if self._precision.scaler is not None:
-            self._precision.scaler.update_scale(not updated)
         if updated and self.scheduler is not None:
             self.scheduler.step()
+
+    def _total(self) -> torch.Tensor:
+        slots = sorted((slot for _, slot in self._state.slots.values()), key=lambda s: s.index)
+        norms = [self._norms[slot.index] for slot in slots if slot.has_grad]
+        if self._exact:
+            return torch.tensor(math.sqrt(sum(float(n) for n in norms)), dtype=torch.float64)
+        return combine_norms([n for n in norms if isinstance(n, torch.Tensor)])
