@@ -238,7 +238,7 @@ def check_max_norm(max_norm: float) -> None:
 def torch_clip_coef(total_norm: Tensor, max_norm: float) -> Tensor:
     """The factor `torch.nn.utils.clip_grads_with_norm_` multiplies gradients by; at most 1."""
     check_max_norm(max_norm)
-    # Written as PyTorch writes it: a number over a tensor is reciprocal and multiply, two roundings.
+    # As PyTorch writes it: a number over a tensor is reciprocal and multiply, two roundings.
     coef: Tensor = float(max_norm) / (total_norm + 1e-6)
     return torch.clamp(coef, max=1.0)
 

@@ -35,8 +35,8 @@ def _fp32_lanes() -> int:
     with torch.no_grad():
         tail = min(_scalar_tail(seed) for seed in range(_TENSORS))
     # 127 is 2^7 - 1: with 2^k lanes the tail is 2^k - 1 elements, for every k up to 6.
-    # No difference in fp32 (a build without FMA): minding a tail then costs little and harms nothing,
-    # and 16-bit tensors still have one, of ATen's 32-byte vectors.
+    # No difference in fp32 (a build without FMA): minding a tail then costs little and harms
+    # nothing, and 16-bit tensors still have one, of ATen's 32-byte vectors.
     return 8 if tail == _NUMEL else tail + 1
 
 

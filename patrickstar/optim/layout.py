@@ -96,7 +96,7 @@ class Layout:
         end = 0
         for seg in self.segments:
             assert seg.start >= end, f"segment at {seg.start} overlaps the one before it"
-            assert 0 <= seg.offset and seg.offset + seg.numel <= seg.tensor_numel, seg
+            assert seg.offset >= 0 and seg.offset + seg.numel <= seg.tensor_numel, seg
             end = seg.stop
 
     @classmethod

@@ -138,8 +138,8 @@ class Muon:
         )
 
     def _orthogonal(self, blend: Tensor, method: str) -> Tensor:
-        # Filters of a convolution are the rows of one matrix (DeepSpeed means that too, but fails on
-        # them); other leading dimensions are a batch.
+        # Filters of a convolution are the rows of one matrix (DeepSpeed means that too, but fails
+        # on them); other leading dimensions are a batch.
         matrix = blend.view(len(blend), -1) if blend.dim() == 4 else blend
         if method == "standard":
             result = orthogonalize(matrix, _STEPS, torch.bfloat16)

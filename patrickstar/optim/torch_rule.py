@@ -4,9 +4,9 @@ An instance of the class is given one block at a time as its only parameter, wit
 of the state, so the arithmetic and its bits are those of the class itself. On the first update the
 class makes its state as it always does, and what it made is copied into the run's state tensors.
 
-Some classes keep a number per parameter besides the step (NAdam's ``mu_product``, ASGD's ``eta`` and
-``mu``). It is kept in a state tensor of the run like any other, once for each element: four bytes per
-weight more, and no bookkeeping per parameter anywhere else.
+Some classes keep a number per parameter besides the step (NAdam's ``mu_product``, ASGD's ``eta``
+and ``mu``). It is kept in a state tensor of the run like any other, once for each element: four
+bytes per weight more, and no bookkeeping per parameter anywhere else.
 
 Whether a class is elementwise is tried, not assumed: three updates of a small matrix must give the
 bits of the same updates of its elements one by one. Adafactor, LBFGS, Muon and SparseAdam are not.

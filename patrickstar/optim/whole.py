@@ -47,9 +47,9 @@ def update_tensors(
             for seg in run.segments:
                 if not seg.whole:
                     raise ConfigError(
-                        f"optimizer {rule} needs whole tensors, but one of shape {seg.shape} is cut "
-                        f"over chunks; use a chunk_size of at least {seg.tensor_numel} elements or "
-                        "an elementwise optimizer"
+                        f"optimizer {rule} needs whole tensors, but one of shape {seg.shape} is "
+                        f"cut over chunks; use a chunk_size of at least {seg.tensor_numel} "
+                        "elements or an elementwise optimizer"
                     )
                 part = slice(seg.start, seg.stop)
                 grad = scaling.load(run.grad[part], weight.dtype, scratch)

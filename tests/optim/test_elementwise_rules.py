@@ -162,7 +162,7 @@ def test_a_class_that_is_not_elementwise_is_refused_by_name(cls: Any) -> None:
 
 def test_a_wrapped_class_says_itself_what_is_out_of_range() -> None:
     rule = TorchRule(torch.optim.RMSprop)
-    with pytest.raises(ConfigError, match="RMSprop.*learning rate"):
+    with pytest.raises(ConfigError, match=r"RMSprop.*learning rate"):
         rule.check(rule.defaults | {"lr": -1.0})
 
 

@@ -46,7 +46,7 @@ def test_hysteresis_is_full_again_when_the_scale_grows() -> None:
 def test_an_overflow_at_the_smallest_scale_is_an_error_that_says_what_to_do() -> None:
     scaler = DynamicLossScale(initial_scale_power=1, hysteresis=1, min_loss_scale=1.0)
     assert scales(scaler, [1]) == [1.0]
-    with pytest.raises(LossScaleError, match="min_loss_scale=1.0.*bf16") as caught:
+    with pytest.raises(LossScaleError, match=r"min_loss_scale=1.0.*bf16") as caught:
         scaler.update_scale(True)
     assert isinstance(caught.value, PatrickStarError)
 
