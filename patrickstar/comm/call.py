@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass, field
 
 
-class Kind(enum.StrEnum):
+class Kind(str, enum.Enum):
     """Two independent sequences: chunks on the lane, and small control messages of the caller."""
 
     DATA = "data"
@@ -32,6 +32,7 @@ class Call:
         chunk: the name of its chunk or, when coalesced, of all of them.
         numel: elements of the full buffer.
         dtype: the dtype that travels, as text.
+        detail: whatever else ranks must agree on, for example `"from rank 2"`.
     """
 
     kind: Kind
@@ -40,19 +41,23 @@ class Call:
     chunk: str
     numel: int
     dtype: str
+    detail: str = ""
 
     @property
     def tag(self) -> int:
         """31 bits: sequence (1), place (11), hash of the rest (19). Neighbours always differ."""
-        described = f"{self.collective}|{self.chunk}|{self.numel}|{self.dtype}".encode()
+        agreed = (self.collective, self.chunk, self.numel, self.dtype, self.detail)
+        described = repr(agreed).encode()
         sequence = 0 if self.kind is Kind.DATA else 1
         return sequence << 30 | (self.seq & 0x7FF) << 19 | zlib.crc32(described) & 0x7FFFF
 
     def __str__(self) -> str:
         if self.kind is Kind.CONTROL:
             return f"{self.collective} ({self.numel} x {self.dtype}, control #{self.seq})"
+        detail = f", {self.detail}" if self.detail else ""
         return (
-            f"{self.collective} of chunk {self.chunk!r} ({self.numel} x {self.dtype}, #{self.seq})"
+            f"{self.collective} of chunk {self.chunk!r} "
+            f"({self.numel} x {self.dtype}{detail}, #{self.seq})"
         )
 
 
@@ -87,7 +92,7 @@ class Place:
     kind: Kind
     seq: int = field(default=0)
 
-    def next(self, collective: str, chunk: str, numel: int, dtype: str) -> Call:
+    def next(self, collective: str, chunk: str, numel: int, dtype: str, detail: str = "") -> Call:
         """Take the next place."""
         self.seq += 1
-        return Call(self.kind, self.seq, collective, chunk, numel, dtype)
+        return Call(self.kind, self.seq, collective, chunk, numel, dtype, detail)

@@ -1,6 +1,6 @@
 """Many small chunks in one collective: pack, run once, unpack.
 
-Chunks of one bucket are packed rank by rank, so that the packed buffer is an ordinary sharded chunk:
+Chunks of a bucket are packed rank by rank, so the packed buffer is an ordinary sharded chunk:
 
     [ rank 0: shard of a | shard of b | ... ][ rank 1: shard of a | shard of b | ... ] ...
 
@@ -57,6 +57,11 @@ class _Packing:
         """Elements without padding."""
         return sum(layout.numel for layout in self.layouts)
 
+    @property
+    def detail(self) -> str:
+        """What ranks must agree on."""
+        return f"{len(self.layouts)} packed chunks of {[part.numel for part in self.layouts][:8]}"
+
     def places(self, rank: int) -> list[tuple[int, int, int]]:
         """Return for each chunk `(place in the packed buffer, start, stop in the chunk)`."""
         place = rank * self.block
@@ -94,6 +99,7 @@ def gather_packed(comm: Communicator, parts: Sequence[Part]) -> Work:
         numel=packing.payload,
         wire=dtype,
         wire_bytes=ring_bytes(what, payload, shard.size),
+        detail=packing.detail,
     )
 
 
@@ -129,6 +135,7 @@ def reduce_packed(comm: Communicator, parts: Sequence[Part], reduction: Reductio
         wire=reduction.wire,
         wire_bytes=ring_bytes(what, payload, shard.size)
         + ring_bytes(Collective.ALL_REDUCE, block, comm.topology.replicas),
+        detail=f"{packing.detail}, {reduction}",
     )
 
 

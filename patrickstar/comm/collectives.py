@@ -40,6 +40,7 @@ def all_gather(
         numel=layout.numel,
         wire=full.dtype,
         wire_bytes=ring_bytes(what, payload, shard.size),
+        detail=describe(layout),
     )
 
 
@@ -69,6 +70,7 @@ def reduce_scatter(
         numel=layout.numel,
         wire=reduction.wire,
         wire_bytes=reduce_scatter_bytes(comm, layout, reduction),
+        detail=f"{describe(layout)}, {reduction}",
     )
 
 
@@ -124,6 +126,7 @@ def all_reduce(comm: Communicator, chunk: str, buffer: torch.Tensor, reduction: 
         numel=buffer.numel(),
         wire=reduction.wire,
         wire_bytes=reduce_scatter_bytes(comm, layout, reduction) + gathered,
+        detail=str(reduction),
     )
 
 
@@ -158,6 +161,7 @@ def broadcast(comm: Communicator, chunk: str, buffer: torch.Tensor, src: int) ->
         numel=buffer.numel(),
         wire=buffer.dtype,
         wire_bytes=ring_bytes(what, payload, len(topology.ranks)),
+        detail=f"from rank {src}",
     )
 
 
@@ -167,6 +171,11 @@ def reduce_scatter_bytes(comm: Communicator, layout: Layout, reduction: Reductio
     inside = ring_bytes(Collective.REDUCE_SCATTER, payload, comm.shard.size)
     part = payload // comm.shard.size
     return inside + ring_bytes(Collective.ALL_REDUCE, part, comm.topology.replicas)
+
+
+def describe(layout: Layout) -> str:
+    """Return what ranks must agree on about who holds what, besides the size."""
+    return f"owner {layout.owner}" if isinstance(layout, OwnedLayout) else "sharded"
 
 
 def check_flat(collective: Collective, chunk: str, buffer: torch.Tensor) -> None:

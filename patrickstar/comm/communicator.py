@@ -18,7 +18,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -30,12 +29,19 @@ from patrickstar.comm.counters import CommCounters
 from patrickstar.comm.diagnosis import Verdict
 from patrickstar.comm.direct import SEGMENT_NUMEL, DirectTransport
 from patrickstar.comm.errors import CommError, CommValueError
-from patrickstar.comm.groups import Groups, make_groups, mesh_topology, require_initialized
+from patrickstar.comm.groups import (
+    BackendGroups,
+    make_backend_groups,
+    meet,
+    mesh_groups,
+    mesh_topology,
+    require_initialized,
+)
 from patrickstar.comm.lane import Job, Lane
-from patrickstar.comm.messages import break_connections
+from patrickstar.comm.messages import Messages
 from patrickstar.comm.native import NativeTransport
 from patrickstar.comm.order import Collective
-from patrickstar.comm.presence import Presence
+from patrickstar.comm.presence import Presence, Store
 from patrickstar.comm.progress import Mark, Progress
 from patrickstar.comm.reductions import GlobalReductions
 from patrickstar.comm.stream_lane import StreamLane
@@ -74,7 +80,9 @@ class Communicator:
     def __init__(
         self,
         topology: Topology,
-        groups: Groups,
+        messages: Messages,
+        store: Store,
+        backend: BackendGroups | None,
         *,
         device: torch.device,
         timeout: float,
@@ -87,7 +95,7 @@ class Communicator:
         self.timeout = timeout
         self.allocate = allocate
         self.counters = CommCounters()
-        self._groups = groups
+        self._messages = messages
         self._progress = Progress()
         self._fate = threading.Lock()
         self._error: CommError | None = None
@@ -99,9 +107,9 @@ class Communicator:
         else:
             streams = AcceleratorStreams(device)
             self._lane = StreamLane(streams, timeout, self._progress, self.counters, self._explain)
-        beat = min(max(timeout / 20, 0.1), 1.0)
+        beat = min(max(timeout / 20, 0.25), 1.0)
         self._presence = Presence(
-            groups.store,
+            store,
             self.rank,
             topology.ranks,
             self._progress,
@@ -115,11 +123,13 @@ class Communicator:
         shard_ranks = topology.shard_ranks(self.rank)
         self.shard_reductions = GlobalReductions(self._control(shard_ranks, place))
 
-        self.shard = self._transport(shard_ranks, groups.shard, segment_numel)
+        self.shard = self._transport(shard_ranks, backend.shard if backend else None, segment_numel)
         self.across: Transport | None = None
         if topology.replicas > 1:
             replicas = topology.replica_ranks(self.rank)
-            self.across = self._transport(replicas, groups.across, segment_numel)
+            self.across = self._transport(
+                replicas, backend.across if backend else None, segment_numel
+            )
         # Ends the threads in order at exit when a user forgot to.
         self._finalizer = weakref.finalize(self, _end, self._lane, self._presence)
 
@@ -159,26 +169,13 @@ class Communicator:
             topology = Topology.from_sizes(range(dist.get_world_size()), shard_size)
         elif shard_size is not None:
             raise CommValueError("give a topology or a shard_size, not both")
-        if timeout <= 0 or segment_numel < 1:
-            raise CommValueError(
-                f"timeout={timeout} and segment_numel={segment_numel} must be positive"
-            )
-        topology.shard_ranks(dist.get_rank())  # refuses a rank outside
         where = default_device() if device is None else torch.device(device)
-        use_native = where.type != "cpu" if native is None else native
-        if where.type != "cpu" and not use_native:
+        native = where.type != "cpu" if native is None else native
+        if where.type != "cpu" and not native:
             raise CommValueError(f"{where} needs native=True; point-to-point is for CPUs")
-        groups = make_groups(topology, where, timeout, use_native)
-        comm = cls(
-            topology,
-            groups,
-            device=where,
-            timeout=timeout,
-            allocate=allocate,
-            segment_numel=segment_numel,
-        )
-        comm.barrier()
-        return comm
+        _check(topology, timeout, segment_numel)
+        backend = make_backend_groups(topology, where, timeout) if native else None
+        return cls._connected(topology, backend, where, timeout, allocate, segment_numel)
 
     @classmethod
     def from_mesh(
@@ -187,17 +184,46 @@ class Communicator:
         *,
         shard: str | None = None,
         replicate: str | None = None,
-        device: torch.device | str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        allocate: Allocate = allocate_empty,
+        segment_numel: int = SEGMENT_NUMEL,
     ) -> Communicator:
         """Make a communicator over one or two dimensions of a `DeviceMesh`.
 
-        See `groups.mesh_topology` for the names, and `open` for the rest.
+        Other dimensions (tensor or expert parallelism) are left alone. On an accelerator the mesh's
+        own process groups are used, with their timeout. See `groups.mesh_topology` for the names,
+        and `open` for the rest.
         """
         require_initialized()
         topology = mesh_topology(mesh, shard, replicate)
-        where = mesh.device_type if device is None else device
-        return cls.open(topology, device=where, timeout=timeout)
+        _check(topology, timeout, segment_numel)
+        where = torch.device("cpu") if mesh.device_type == "cpu" else default_device()
+        backend = None if where.type == "cpu" else mesh_groups(mesh, shard, replicate)
+        return cls._connected(topology, backend, where, timeout, allocate, segment_numel)
+
+    @classmethod
+    def _connected(
+        cls,
+        topology: Topology,
+        backend: BackendGroups | None,
+        device: torch.device,
+        timeout: float,
+        allocate: Allocate,
+        segment_numel: int,
+    ) -> Communicator:
+        messages, store = meet(topology.ranks, dist.get_rank(), timeout)
+        comm = cls(
+            topology,
+            messages,
+            store,
+            backend,
+            device=device,
+            timeout=timeout,
+            allocate=allocate,
+            segment_numel=segment_numel,
+        )
+        comm.barrier()
+        return comm
 
     def submit(
         self,
@@ -209,6 +235,7 @@ class Communicator:
         numel: int,
         wire: torch.dtype,
         wire_bytes: int,
+        detail: str = "",
     ) -> Work:
         """Queue a collective. For implementations of `ChunkComm`; users call those.
 
@@ -220,6 +247,7 @@ class Communicator:
             numel: elements of the full buffer, the same on every rank.
             wire: the dtype that travels.
             wire_bytes: bytes a rank sends in the ring model.
+            detail: what else ranks must agree on; a rank with another one is found out.
 
         Raises:
             CommError: the communicator has failed or is closed.
@@ -241,7 +269,7 @@ class Communicator:
         # Numbering and queueing are one step: a call's place must be its turn.
         with self._submitting:
             name = str(wire).removeprefix("torch.")
-            call = self._place.next(collective, chunk, numel, name)
+            call = self._place.next(collective, chunk, numel, name, detail)
             return self._lane.submit(call, counted, buffers)
 
     def barrier(self) -> None:
@@ -277,9 +305,8 @@ class Communicator:
                 self.drain()
         finally:
             self._finalizer()
-            self._groups.destroy()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Communicator:
         return self
 
     def __exit__(
@@ -297,7 +324,7 @@ class Communicator:
 
     def _control(self, ranks: Sequence[int], place: Place) -> Control:
         return Control(
-            self._groups.gloo,
+            self._messages,
             ranks,
             self.rank,
             place,
@@ -311,7 +338,7 @@ class Communicator:
     ) -> Transport:
         if group is not None:
             return NativeTransport(group, self.allocate, host_waits=self.device.type == "cpu")
-        return DirectTransport(self._groups.gloo, ranks, self.rank, self.allocate, segment_numel)
+        return DirectTransport(self._messages, ranks, self.rank, self.allocate, segment_numel)
 
     def _explain(self, call: Call, raised: BaseException) -> CommError:
         """Turn what a call raised into the error users see, and stop. On the failing thread."""
@@ -345,9 +372,7 @@ class Communicator:
             self._error = error
         self._presence.failed(verdict)
         self._lane.fail(error)
-        others = [rank for rank in self.topology.ranks if rank != self.rank]
-        if others:
-            break_connections(self._groups.gloo, others[0])
+        self._messages.break_connections()
 
 
 def default_device() -> torch.device:
@@ -358,6 +383,14 @@ def default_device() -> torch.device:
         if f"{accelerator.type}:" in config:
             return torch.device(accelerator.type, torch.accelerator.current_device_index())
     return torch.device("cpu")
+
+
+def _check(topology: Topology, timeout: float, segment_numel: int) -> None:
+    topology.shard_ranks(dist.get_rank())  # refuses a rank outside
+    if timeout <= 0 or segment_numel < 1:
+        raise CommValueError(
+            f"timeout={timeout} and segment_numel={segment_numel} must be positive"
+        )
 
 
 def _end(lane: Lane, presence: Presence) -> None:

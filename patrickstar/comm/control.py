@@ -13,11 +13,10 @@ import threading
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from patrickstar.comm.call import Place, Turn
 from patrickstar.comm.lane import Explain
-from patrickstar.comm.messages import finish, receive, send
+from patrickstar.comm.messages import Messages, finish
 from patrickstar.comm.progress import Progress
 
 
@@ -25,7 +24,7 @@ class Control:
     """Exchanges small CPU tensors within a list of ranks.
 
     Args:
-        group: a gloo process group that contains `ranks`.
+        messages: connections that contain `ranks`.
         ranks: global ranks, the same list on all of them.
         rank: this global rank.
         place: the control sequence of the communicator.
@@ -36,7 +35,7 @@ class Control:
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        messages: Messages,
         ranks: Sequence[int],
         rank: int,
         place: Place,
@@ -44,7 +43,7 @@ class Control:
         progress: Progress,
         explain: Explain,
     ) -> None:
-        self._group = group
+        self._messages = messages
         self._ranks = tuple(ranks)
         self._index = self._ranks.index(rank)
         self._place = place
@@ -100,9 +99,9 @@ class Control:
         peers = [index for index in range(len(self._ranks)) if index != self._index]
         if gathered.shape[1] == 0:
             return
-        posted = [receive(self._group, gathered[i], self._ranks[i], turn.tag) for i in peers]
+        posted = [self._messages.receive(gathered[i], self._ranks[i], turn.tag) for i in peers]
         mine = gathered[self._index]
-        posted += [send(self._group, mine, self._ranks[i], turn.tag) for i in peers]
+        posted += [self._messages.send(mine, self._ranks[i], turn.tag) for i in peers]
         finish(turn, posted)
 
 

@@ -34,7 +34,7 @@ import torch.distributed as dist
 
 from patrickstar.comm.call import Turn
 from patrickstar.comm.layout import Layout, ShardLayout
-from patrickstar.comm.messages import finish, receive, send
+from patrickstar.comm.messages import Messages, finish
 from patrickstar.comm.scratch import Scratch
 from patrickstar.comm.transport import (
     Allocate,
@@ -52,7 +52,7 @@ class DirectTransport:
     """The `Transport` of CPU groups.
 
     Args:
-        group: a gloo process group that contains `ranks` and that nobody else sends through.
+        messages: connections that contain `ranks`.
         ranks: the global ranks that take part, in group order; all ranks pass the same list.
         rank: this process' global rank.
         allocate: where staging buffers come from.
@@ -61,13 +61,13 @@ class DirectTransport:
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        messages: Messages,
         ranks: Sequence[int],
         rank: int,
         allocate: Allocate,
         segment_numel: int = SEGMENT_NUMEL,
     ) -> None:
-        self._group = group
+        self._messages = messages
         self._ranks = tuple(ranks)
         self._rank = self._ranks.index(rank)
         self._segment = segment_numel
@@ -188,12 +188,12 @@ class DirectTransport:
         if part.numel() == 0:
             return []
         turn.sent_bytes += part.numel() * part.dtype.itemsize
-        return [send(self._group, part, self._ranks[peer], turn.tag)]
+        return [self._messages.send(part, self._ranks[peer], turn.tag)]
 
     def _receive(self, turn: Turn, part: torch.Tensor, peer: int) -> list[dist.Work]:
         if part.numel() == 0:
             return []
-        return [receive(self._group, part, self._ranks[peer], turn.tag)]
+        return [self._messages.receive(part, self._ranks[peer], turn.tag)]
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""The process groups behind a communicator, and nothing else that touches `torch.distributed` state.
+"""Where a communicator's ranks meet: connections, a store, and process groups of the backend.
 
-A communicator sends from its own thread while the caller may use the default group, so it never
-sends through a group that somebody else uses: it makes one gloo group of its own, over which CPU
-chunks and all control messages go, told apart by tags. On an accelerator it adds groups of that
-device's backend for shards and for copies.
+CPU chunks and all control messages go over connections of the communicator's own (`messages.py`).
+An accelerator's chunks go over process groups of its backend, issued from the caller's thread in
+the caller's order, so those may be shared: a `DeviceMesh` brings its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,32 +19,22 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from patrickstar.comm.errors import CommError, CommValueError
+from patrickstar.comm.messages import Messages, connect
 from patrickstar.comm.presence import Store
 from patrickstar.comm.topology import Topology
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Process groups made for one communicator.
+class BackendGroups:
+    """Process groups of an accelerator's backend.
 
     Attributes:
-        gloo: over all its ranks.
-        shard: of the device's backend over the ranks of this rank's copy; None where chunks go over
-            `gloo` point to point.
-        across: likewise over the ranks with the same shard; None also with one copy.
-        store: where its ranks meet, with a prefix of its own.
+        shard: over the ranks of this rank's copy, in their order.
+        across: over the ranks with the same shard; None with one copy.
     """
 
-    gloo: dist.ProcessGroup
-    shard: dist.ProcessGroup | None
+    shard: dist.ProcessGroup
     across: dist.ProcessGroup | None
-    store: Store
-
-    def destroy(self) -> None:
-        """Free the groups."""
-        for group in (self.gloo, self.shard, self.across):
-            if group is not None:
-                dist.destroy_process_group(group)
 
 
 def require_initialized() -> None:
@@ -99,48 +89,68 @@ def mesh_topology(
     return Topology(tuple(tuple(row) for row in grid.reshape(-1, grid.shape[-1]).tolist()))
 
 
-def make_groups(topology: Topology, device: torch.device, timeout: float, native: bool) -> Groups:
-    """Make the groups of a communicator; called on all ranks of `topology` in the same order.
+def mesh_groups(mesh: DeviceMesh, shard: str | None, replicate: str | None) -> BackendGroups:
+    """Return the process groups that `mesh` has for the dimensions of `mesh_topology`."""
+    if shard is None and replicate is None:
+        across = mesh.get_group(0) if mesh.mesh.dim() == 2 else None
+        return BackendGroups(mesh.get_group(mesh.mesh.dim() - 1), across)
+    return BackendGroups(
+        mesh.get_group(shard), None if replicate is None else mesh.get_group(replicate)
+    )
+
+
+def make_backend_groups(topology: Topology, device: torch.device, timeout: float) -> BackendGroups:
+    """Make process groups of the backend for `device`; called on all ranks of the job.
+
+    Raises:
+        CommValueError: the topology leaves out ranks of the job (their part in making the groups
+            would be missing), or is not in rising order.
+    """
+    if sorted(topology.ranks) != list(range(dist.get_world_size())):
+        raise CommValueError(
+            f"{topology.ranks} are not all ranks of the job; use Communicator.from_mesh, whose "
+            "mesh has process groups already"
+        )
+    rank = dist.get_rank()
+    columns = [topology.replica_ranks(first) for first in topology.rows[0]]
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for ranks in (*topology.rows, *columns) if topology.replicas > 1 else topology.rows:
+        if list(ranks) != sorted(ranks):
+            raise CommValueError(
+                f"torch.distributed numbers a group's ranks in rising order, so it cannot shard "
+                f"over {ranks}; list ranks in rising order"
+            )
+        group = dist.new_group(
+            list(ranks),
+            timeout=datetime.timedelta(seconds=timeout),
+            backend=dist.get_default_backend_for_device(device),
+        )
+        if rank in ranks:
+            assert isinstance(group, dist.ProcessGroup)
+            made[ranks] = group
+    across = made[topology.replica_ranks(rank)] if topology.replicas > 1 else None
+    return BackendGroups(made[topology.shard_ranks(rank)], across)
+
+
+def meet(ranks: Sequence[int], rank: int, timeout: float) -> tuple[Messages, Store]:
+    """Connect `ranks` and return their connections and a store of their own; called on all.
 
     Raises:
         CommError: a rank did not come.
-        CommValueError: a backend's own collectives cannot serve this order of ranks.
     """
-    rank = dist.get_rank()
-    limit = datetime.timedelta(seconds=timeout)
     try:
-        gloo = _group(topology.ranks, "gloo", limit)
-        shard = across = None
-        if native:
-            backend = dist.get_default_backend_for_device(device)
-            shard = _group(topology.shard_ranks(rank), backend, limit)
-            if topology.replicas > 1:
-                across = _group(topology.replica_ranks(rank), backend, limit)
-    except CommValueError:
-        raise
+        store = _fresh_store(ranks, rank)
+        limit = datetime.timedelta(seconds=timeout)
+        connections = c10d.PrefixStore("connect", store)
+        return connect(connections, ranks, rank, limit), c10d.PrefixStore("presence", store)
     except RuntimeError as error:
         raise CommError(
-            f"the process groups of ranks {topology.ranks} could not be made within {timeout} s; "
-            f"every one of them must open the communicator: {error}"
+            f"ranks {tuple(ranks)} could not be connected within {timeout} s; every one of them "
+            f"must open the communicator: {error}"
         ) from error
-    return Groups(gloo, shard, across, _store(gloo))
 
 
-def _group(ranks: Sequence[int], backend: str, limit: datetime.timedelta) -> dist.ProcessGroup:
-    if list(ranks) != sorted(ranks) and backend != "gloo":
-        raise CommValueError(
-            f"torch.distributed numbers a group's ranks in rising order, so {backend} cannot "
-            f"shard over {tuple(ranks)}; list ranks in rising order"
-        )
-    # Only the members meet: other ranks may have no communicator at all, or another one.
-    group = dist.new_group(
-        list(ranks), timeout=limit, backend=backend, use_local_synchronization=True
-    )
-    assert isinstance(group, dist.ProcessGroup), "this rank is not in its own group"
-    return group
-
-
-def _store(group: dist.ProcessGroup) -> Store:
+def _fresh_store(ranks: Sequence[int], rank: int) -> c10d.Store:
     # The default store is the only place that all launchers and backends offer, and torch has no
     # public name for it. A clone has a connection of its own, so that a thread blocked in one
     # does not keep the other from giving signs of life.
@@ -149,4 +159,7 @@ def _store(group: dist.ProcessGroup) -> Store:
     if clone is not None:
         with contextlib.suppress(RuntimeError):  # not every kind of store can be cloned
             store = clone()
-    return c10d.PrefixStore(f"patrickstar/comm/{group.group_name}", store)
+    # Each rank counts how often it has met these ranks: the n-th meeting of one is that of all.
+    members = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
+    meeting = store.add(f"patrickstar/comm/{members}/{rank}", 1)
+    return c10d.PrefixStore(f"patrickstar/comm/{members}/meeting-{meeting}", store)

@@ -15,13 +15,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Collective(enum.StrEnum):
+class Collective(str, enum.Enum):
     """The chunk collectives, by the name that errors and counters use."""
 
     ALL_GATHER = "all-gather"
     REDUCE_SCATTER = "reduce-scatter"
     ALL_REDUCE = "all-reduce"
     BROADCAST = "broadcast"
+
+    def __str__(self) -> str:
+        return self.value
 
     @property
     def contributes(self) -> bool:

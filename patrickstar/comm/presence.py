@@ -145,7 +145,7 @@ class Presence:
                 record["verdict"] = [list(self._verdict.ranks), self._verdict.reason]
             marks = self._progress.marks()
             record["marks"] = {
-                kind: [mark.seq, mark.tag, mark.label] for kind, mark in marks.items()
+                kind.value: [mark.seq, mark.tag, mark.label] for kind, mark in marks.items()
             }
             self._store.set(str(self._rank), json.dumps(record))
 
@@ -154,7 +154,11 @@ class Presence:
 
     def _read_one(self, key: str) -> dict[str, Any]:
         if not self._store.check([key]):  # a get would block until the rank has started
-            return {"count": 0, "status": "up", "marks": {kind: [0, 0, "nothing"] for kind in Kind}}
+            return {
+                "count": 0,
+                "status": "up",
+                "marks": {kind.value: [0, 0, "nothing"] for kind in Kind},
+            }
         record: dict[str, Any] = json.loads(self._store.get(key))
         return record
 

@@ -106,7 +106,7 @@ class ThreadLane:
         begun = time.perf_counter()
         try:
             job(turn)
-        except BaseException as raised:  # noqa: BLE001
+        except BaseException as raised:
             # Whatever it was, this rank has dropped out of a collective: nothing can follow.
             self.fail(self._explain(call, raised))
             return

@@ -83,6 +83,11 @@ class Reduction:
             raise CommValueError(f"{wire} cannot be divided; sum it, or pass a floating dtype=")
         return cls(wire, before, after)
 
+    def __str__(self) -> str:
+        factors = ((self.predivide, "first"), (self.postdivide, "at last"))
+        divided = [f"divided by {factor:g} {when}" for factor, when in factors if factor != 1.0]
+        return ", ".join(["summed", *divided])
+
     def before_only(self) -> Reduction:
         """The first half of a two-level reduction: divide and sum, leave the rest."""
         return Reduction(self.wire, self.predivide, 1.0)

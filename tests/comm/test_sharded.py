@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from patrickstar.comm import CommValueError, Communicator, ShardedComm
+from patrickstar.comm import Communicator, CommValueError, ShardedComm
 
 SIZES = [1, 2, 3, 4]
 # Divisible, uneven, fewer elements than ranks, nothing, and several segments of 7.
