@@ -18,18 +18,22 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage, release
+from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import ALIGN
 
+DEFAULT_PIECE_SIZE = 1 << 26  # elements; see engine.pieces
 _SHORTEST, _LONGEST = 1 << 12, 1 << 22  # elements of a construction chunk
 
 
 class Nursery:
     """The chunks that parameters live in until the model is complete and its layout is known."""
 
-    def __init__(self, manager: ChunkManager, home: ChunkHome) -> None:
-        self._manager, self._home = manager, home
+    def __init__(
+        self, manager: ChunkManager, home: ChunkHome, piece_size: int = DEFAULT_PIECE_SIZE
+    ) -> None:
+        self._manager, self._home, self._piece_size = manager, home, piece_size
         budgets = [tier.capacity for tier in manager.tiers[:-1] if tier.capacity is not None]
         # A thirty-second of the tightest budget, in fp32.
         self._length = max(_SHORTEST, min([_LONGEST, *(b // 128 for b in budgets)]))
@@ -40,6 +44,10 @@ class Nursery:
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move an ordinary parameter into a chunk; others are left as they are."""
         if not is_ordinary(parameter):
+            return
+        rows = rows_per_piece(parameter.shape, self._piece_size)
+        if rows is not None and parameter.is_contiguous():
+            split(parameter, rows, self._home, self.adopt)
             return
         numel = parameter.numel()
         chunk, offset = self._place(parameter.dtype, numel)
@@ -116,7 +124,7 @@ def _is_dense(parameter: nn.Parameter) -> bool:
 @contextmanager
 def _into(nursery: Nursery) -> Iterator[None]:
     def hook(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        if parameter is not None and type(parameter) is not ManagedParameter:
+        if parameter is not None:
             nursery.adopt(parameter)
 
     handle = register_module_parameter_registration_hook(hook)
@@ -148,6 +156,6 @@ def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn
                 f"parameter {name!r} is on the meta device and has no data; "
                 "load weights into it inside model_provider, or build it on the CPU"
             )
-        if type(parameter) is not ManagedParameter:
+        if type(parameter) not in (ManagedParameter, PiecedParameter):
             nursery.adopt(parameter)
     return module

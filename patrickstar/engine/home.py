@@ -21,6 +21,7 @@ class ChunkHome:
 
     def __init__(self, manager: ChunkManager) -> None:
         self.manager = manager
+        self.host_tier = [tier.name for tier in manager.tiers].index("host")
         self.on_write: Callable[[int], None] | None = None
         self.get_gradient: Callable[[Any], torch.Tensor | None] | None = None
         self.set_gradient: Callable[[Any, torch.Tensor | None], None] | None = None
@@ -34,6 +35,13 @@ class ChunkHome:
             for chunk in written:
                 self.on_write(chunk)
         return self.manager.use(uses)
+
+    def place(self, tensor: Any) -> tuple[int, int]:
+        """The chunk of a managed tensor and its offset in it, in elements."""
+        with torch._C.DisableTorchFunctionSubclass():
+            chunk = self.manager.chunk_of(tensor.untyped_storage()._cdata)
+            assert chunk is not None, "a managed tensor lives in a chunk"
+            return chunk, int(tensor.storage_offset())
 
     def owns(self, storage: int) -> bool:
         return self.manager.chunk_of(storage) is not None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from patrickstar.engine.construct import Nursery, build
+from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState, StateSpecification
@@ -45,6 +46,7 @@ class RunSettings:
     grad_dtype: torch.dtype
     round_masters: bool
     exact: bool = False
+    piece_size: int = DEFAULT_PIECE_SIZE
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
 
@@ -85,7 +87,7 @@ def _assemble(
     manager: ChunkManager,
 ) -> tuple[Engine, ChunkedOptimizer]:
     home = ChunkHome(manager)
-    nursery = Nursery(manager, home)
+    nursery = Nursery(manager, home, settings.piece_size)
     module = build(provider, nursery)
     settings.precision.cast_buffers(module)
     base = sum(buffer.nbytes for buffer in module.buffers())
@@ -134,7 +136,7 @@ def _groups(
         ]
     else:
         given = param_groups(module)
-    groups = [{**settings.hyper, **group, "params": list(group["params"])} for group in given]
+    groups = [{**settings.hyper, **group, "params": _whole(group["params"])} for group in given]
     groups = [group for group in groups if group["params"]]
     if not groups:
         raise ConfigError(
@@ -144,6 +146,15 @@ def _groups(
     for group in groups:
         settings.rule.check(group)
     return groups
+
+
+def _whole(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Parameters as the optimizer sees them: those kept in pieces by their pieces."""
+    return [
+        part
+        for parameter in parameters
+        for part in (parameter.pieces if isinstance(parameter, PiecedParameter) else [parameter])
+    ]
 
 
 def _refuse_what_cannot_fit(state: ModelState) -> None:
@@ -156,7 +167,7 @@ def _refuse_what_cannot_fit(state: ModelState) -> None:
             f"model: updating its largest chunk ({state.limit} weights) holds "
             f"{format_bytes(smallest)} at once. The smallest budget that works is "
             f"{format_bytes(smallest)} ({smallest} bytes) plus room for activations; "
-            "or set patrickstar.chunk_size lower",
+            "or set patrickstar.chunk_size lower (patrickstar.piece_size for one large parameter)",
             tier=account.name,
             budget=account.capacity,
             smallest=smallest,

@@ -55,15 +55,17 @@ def _metadata() -> frozenset[Any]:
         "size stride numel nelement dim ndimension storage_offset is_contiguous is_floating_point "
         "is_complex is_signed is_inference element_size get_device untyped_storage register_hook "
         "register_post_accumulate_grad_hook has_names _is_view is_same_size is_shared is_coalesced "
-        "is_pinned retain_grad __hash__ __len__ _has_symbolic_sizes_strides"
+        "is_pinned retain_grad __hash__ __len__ _has_symbolic_sizes_strides new_tensor new_empty "
+        "new_zeros new_ones new_full"
     ).split()
     found = {getattr(tensor, name).__get__ for name in getters if hasattr(tensor, name)}
     found |= {getattr(tensor, name) for name in methods if hasattr(tensor, name)}
     found |= {torch.is_floating_point, torch.is_complex, torch.numel, torch.is_same_size}
+    found |= {torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like}
     return frozenset(found)
 
 
-_METADATA = _metadata()
+METADATA = _metadata()
 _GRAD = torch.Tensor.grad
 _DATA = torch.Tensor.data
 _LEAKS = {"data_ptr", "numpy", "__array__", "__dlpack__", "storage", "data_ptr_as_int"}
@@ -91,7 +93,7 @@ def _is_write(func: Callable[..., Any]) -> bool:
 
 def _dispatch(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     kwargs = kwargs or {}
-    if torch.compiler.is_compiling() or func in _METADATA:
+    if torch.compiler.is_compiling() or func in METADATA:
         with _PLAIN():
             return func(*args, **kwargs)
     if type(args[0] if args else None) is ManagedParameter:

@@ -19,6 +19,7 @@ from torch import nn
 from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
+from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
 from patrickstar.optim import Layout as RunLayout
@@ -26,6 +27,17 @@ from patrickstar.optim import UpdateRule
 from patrickstar.optim.layout import Segment
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
+
+
+def _in_pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Named parameters, with the pieces of those that are kept in pieces."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, PiecedParameter):
+            for start, stop, piece in parameter.rows():
+                piece.requires_grad_(parameter.requires_grad)
+                yield f"{name}[{start}:{stop}]", piece
+        else:
+            yield name, parameter
 
 
 @dataclass(eq=False)
@@ -155,7 +167,7 @@ class ModelState:
     def _build(self, module: nn.Module, groups: Sequence[dict[str, Any]]) -> None:
         group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
         families: dict[tuple[int, bool], list[Slot]] = {}
-        for name, parameter in module.named_parameters():
+        for name, parameter in _in_pieces(module):
             if type(parameter) is not ManagedParameter:
                 self.unmanaged.append((name, parameter))
                 continue

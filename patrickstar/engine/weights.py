@@ -10,6 +10,7 @@ from torch import nn
 
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.parameter import ManagedParameter
+from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.state import ModelState
 from patrickstar.memory import Access, Use
 
@@ -27,16 +28,25 @@ def gather_state_dict(
     found: dict[str, Any] = module.state_dict(*args, **kwargs)
     copies: dict[int, torch.Tensor] = {}
     for name, value in found.items():
-        if type(value) is ManagedParameter:
+        if type(value) in (ManagedParameter, PiecedParameter):
             if id(value) not in copies:
-                aligned, _ = state.of(value)
-                with state.manager.use([Use(aligned.parameter.id, Access.READ)]):
-                    with _PLAIN(), torch.no_grad():
-                        copies[id(value)] = value.detach().clone()
+                copies[id(value)] = _copy_out(state, value)
             found[name] = copies[id(value)]
         elif isinstance(value, torch.Tensor):
             found[name] = value.detach()
     return found
+
+
+def _copy_out(state: ModelState, parameter: nn.Parameter) -> torch.Tensor:
+    if isinstance(parameter, PiecedParameter):
+        copy = torch.empty(parameter.shape, dtype=parameter.dtype)
+        for start, stop, piece in parameter.rows():
+            copy[start:stop] = _copy_out(state, piece)
+        return copy
+    aligned, _ = state.of(parameter)
+    with state.manager.use([Use(aligned.parameter.id, Access.READ)]):
+        with _PLAIN(), torch.no_grad():
+            return parameter.detach().clone()
 
 
 def load_state_dict(
@@ -47,15 +57,23 @@ def load_state_dict(
     loaded: set[int] = set()
     for name, parameter in module.named_parameters(remove_duplicate=False):
         value = weights.get(name)
-        if value is None or type(parameter) is not ManagedParameter or id(parameter) in loaded:
+        if value is None or id(parameter) in loaded:
             continue
         loaded.add(id(parameter))
-        aligned, slot = state.of(parameter)
-        if aligned.master is None:
-            continue
-        tier = state.update_tier
-        with state.manager.use([Use(aligned.master.id, Access.UPDATE, tier)]):
-            flat = state.manager.tensor(aligned.master, tier)
-            with torch.no_grad():
-                view_of(flat, slot.offset, slot.shape, slot.stride).copy_(value)
+        if isinstance(parameter, PiecedParameter):
+            for start, stop, piece in parameter.rows():
+                _load_master(state, piece, value[start:stop])
+        elif type(parameter) is ManagedParameter:
+            _load_master(state, parameter, value)
     return result
+
+
+def _load_master(state: ModelState, parameter: nn.Parameter, value: torch.Tensor) -> None:
+    aligned, slot = state.of(parameter)
+    if aligned.master is None:
+        return
+    tier = state.update_tier
+    with state.manager.use([Use(aligned.master.id, Access.UPDATE, tier)]):
+        flat = state.manager.tensor(aligned.master, tier)
+        with torch.no_grad():
+            view_of(flat, slot.offset, slot.shape, slot.stride).copy_(value)

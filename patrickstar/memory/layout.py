@@ -55,7 +55,7 @@ def choose_limit(
     bytes_per_element: int,
     budget: int | None,
     *,
-    smallest: int = 1 << 16,
+    smallest: int = 1 << 13,
     largest: int = 1 << 23,
 ) -> int:
     """The chunk length, in elements, for tensors of `numels` under `budget` bytes.

@@ -161,10 +161,11 @@ class ChunkManager:
             home = self.tiers[tier]
             assert isinstance(home, CpuTier), "only memory tiers have tensors"
             buffer = home.buffer(chunk.id, chunk.nbytes)
+            # Known before a tensor is made over it: whoever watches operators must not count it.
+            storage = buffer.storage
+            self._storages.add(storage._cdata)
             found = buffer.tensor(chunk.dtype, chunk.numel)
             self._tensors[chunk.id, tier] = found
-            storage = found.untyped_storage()
-            self._storages.add(storage._cdata)
             if tier == 0:
                 self._chunk_of_storage[storage._cdata] = chunk.id
                 self._references[chunk.id] = _use_count(storage)

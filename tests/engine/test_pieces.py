@@ -1,0 +1,121 @@
+"""Parameters larger than a budget are used in pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from patrickstar.engine.initialize import make_engine
+from patrickstar.engine.pieces import PiecedParameter, PiecesError
+from patrickstar.errors import BudgetError
+
+from .training import run_engine, run_plain, settings
+
+ROWS, WIDTH, PIECE = 2048, 64, 16384
+
+
+class Wide(nn.Module):
+    """An embedding and a head of 512 KiB each, tied or not."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(ROWS, WIDTH, padding_idx=3)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, ROWS)
+        if tied:
+            self.head.weight = self.embed.weight
+        self.apply(self._init)
+
+    def _init(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Embedding):
+            module.weight.data.normal_(std=0.02)
+            module.weight.data[3].zero_()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.norm(self.embed(ids)))
+        return F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+
+
+def batches(count: int) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(5)
+    return [{"ids": torch.randint(0, ROWS, (1, 4), generator=generator)} for _ in range(count)]
+
+
+def pieced(**how: Any) -> Any:
+    return dataclasses.replace(settings(chunk=PIECE, **how), piece_size=PIECE)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_parameter_larger_than_the_budget_is_used_in_pieces(tied: bool, tmp_path: Path) -> None:
+    def provider() -> nn.Module:
+        return Wide(tied)
+
+    # Gradients of tied pieces wait for their second half: one parameter more than untied.
+    whole = ROWS * WIDTH * 4 * (2 if tied else 1)
+    expected = run_plain(provider, batches(5))
+    unlimited = run_engine(provider, batches(5), pieced())
+    torch.testing.assert_close(unlimited.losses, expected.losses, rtol=1e-6, atol=1e-7)
+    for how in (
+        pieced(host=int(whole * 0.98), disk=tmp_path),
+        pieced(host=2 * whole, disk=tmp_path),
+        pieced(device=int(whole * 0.98), host=2 * whole, disk=tmp_path),
+    ):
+        got = run_engine(provider, batches(5), how, keep_gradients=False)
+        got.gradients = unlimited.gradients
+        got.assert_same(unlimited)
+
+
+def test_pieces_start_from_the_same_random_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    expected = Wide().state_dict()
+    torch.manual_seed(0)
+    engine, _ = make_engine(Wide, pieced(host=500_000, disk=tmp_path))
+    assert isinstance(engine.embed.weight, PiecedParameter)
+    assert engine.embed.weight.shape == (ROWS, WIDTH)
+    found = engine.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    engine.close()
+
+
+def test_a_lookup_leaves_pieces_without_a_row_where_they_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    engine, _ = make_engine(Wide, pieced(host=900_000, disk=tmp_path))
+    for aligned in engine._state.aligned:
+        engine.memory.evict(aligned.parameter)
+    before = engine.memory_report().moved.get("disk->host", 0)
+    with torch.no_grad():
+        engine.embed(torch.tensor([[1, 2, 5]]))
+    moved = engine.memory_report().moved["disk->host"] - before
+    assert moved == PIECE * 4
+    engine.close()
+
+
+def test_weights_are_loaded_into_pieces(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    other = Wide().state_dict()
+    engine, _ = make_engine(Wide, pieced(host=900_000, disk=tmp_path))
+    engine.load_state_dict(other)
+    found = engine.state_dict()
+    assert all(torch.equal(found[name], other[name]) for name in other)
+    engine.close()
+
+
+def test_an_operator_that_needs_the_whole_parameter_is_refused_by_name() -> None:
+    engine, _ = make_engine(Wide, pieced())
+    with pytest.raises(PiecesError, match=r"svd.*\(2048, 64\).*piece_size"):
+        torch.svd(engine.head.weight)
+    engine.close()
+
+
+def test_a_budget_too_small_for_one_whole_parameter_names_the_piece_size(tmp_path: Path) -> None:
+    whole = ROWS * WIDTH * 4
+    with pytest.raises(BudgetError):
+        make_engine(Wide, settings(host=int(whole * 0.98), disk=tmp_path))
