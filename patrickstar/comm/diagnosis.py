@@ -48,11 +48,14 @@ class Report:
     verdict: Verdict | None = None
 
 
-def early_verdict(kind: Kind, mine: Mark, others: Mapping[int, Report]) -> Verdict | None:
+def early_verdict(
+    rank: int, kind: Kind, mine: Mark, others: Mapping[int, Report]
+) -> Verdict | None:
     """Return a verdict that holds however long one waited, or None.
 
     Args:
-        kind: the sequence in which this rank waits.
+        rank: this global rank.
+        kind: the sequence in which it waits.
         mine: the call it waits in.
         others: the reports of the other ranks, by global rank.
     """
@@ -60,8 +63,8 @@ def early_verdict(kind: Kind, mine: Mark, others: Mapping[int, Report]) -> Verdi
         if report.status == "failed" and report.verdict is not None:
             return report.verdict
     left = [
-        rank
-        for rank, report in others.items()
+        other
+        for other, report in others.items()
         if report.status == "left" and report.marks[kind].seq < mine.seq
     ]
     if left:
@@ -69,38 +72,40 @@ def early_verdict(kind: Kind, mine: Mark, others: Mapping[int, Report]) -> Verdi
             tuple(sorted(left)),
             f"{_name(left)} closed the communicator or ended before it came to this call",
         )
-    differing = {
-        rank: report.marks[kind]
-        for rank, report in sorted(others.items())
-        if report.marks[kind].seq == mine.seq and report.marks[kind].tag != mine.tag
-    }
+    here = {other: report.marks[kind] for other, report in others.items()} | {rank: mine}
+    here = {other: here[other] for other in sorted(here) if here[other].seq == mine.seq}
+    tags = [mark.tag for mark in here.values()]
+    most = max(tags, key=tags.count)  # of equally many, what the lowest rank runs
+    differing = tuple(other for other, mark in here.items() if mark.tag != most)
     if differing:
-        calls = "; ".join(f"rank {rank} runs {mark.label}" for rank, mark in differing.items())
+        calls = "; ".join(f"rank {other} runs {mark.label}" for other, mark in here.items())
         return Verdict(
-            tuple(differing),
+            differing,
             f"ranks disagree about the next collective: {calls}; issue the same collectives in "
             "the same order on every rank (OrderedIssuer does)",
         )
     return None
 
 
-def final_verdict(kind: Kind, mine: Mark, others: Mapping[int, Report], cause: str) -> Verdict:
-    """Return the verdict on a call that has failed with `cause`."""
-    early = early_verdict(kind, mine, others)
+def final_verdict(
+    rank: int, kind: Kind, mine: Mark, others: Mapping[int, Report], cause: str
+) -> Verdict:
+    """Return the verdict on a call that has failed with `cause`; other arguments as above."""
+    early = early_verdict(rank, kind, mine, others)
     if early is not None and early.ranks:
         return early
-    silent = [rank for rank, report in others.items() if report.silent]
+    silent = [other for other, report in others.items() if report.silent]
     if silent:
         return Verdict(tuple(sorted(silent)), f"{_name(silent)} gave no sign of life ({cause})")
     behind = {
-        rank: report.marks[kind]
-        for rank, report in sorted(others.items())
+        other: report.marks[kind]
+        for other, report in sorted(others.items())
         if report.marks[kind].seq < mine.seq
     }
     if behind:
         places = "; ".join(
-            f"rank {rank} is alive but has not started it, the last it started is {mark.label}"
-            for rank, mark in behind.items()
+            f"rank {other} is alive but has not started it, the last it started is {mark.label}"
+            for other, mark in behind.items()
         )
         return Verdict(tuple(behind), f"{places} ({cause})")
     return Verdict((), cause)

@@ -101,7 +101,7 @@ class Presence:
             deadline = time.monotonic() + _SILENT_BEATS * self._beat
             latest = first
             while time.monotonic() < deadline:
-                verdict = early_verdict(kind, mine, _reports(latest))
+                verdict = early_verdict(self._rank, kind, mine, _reports(latest))
                 if verdict is not None and verdict.ranks:
                     return verdict
                 if all(latest[rank]["count"] != first[rank]["count"] for rank in latest):
@@ -109,7 +109,7 @@ class Presence:
                 time.sleep(self._beat / 2)
                 latest = self._read()
             silent = {rank for rank in latest if latest[rank]["count"] == first[rank]["count"]}
-            return final_verdict(kind, mine, _reports(latest, silent), cause)
+            return final_verdict(self._rank, kind, mine, _reports(latest, silent), cause)
         except RuntimeError as error:
             return Verdict(
                 (),
@@ -128,7 +128,7 @@ class Presence:
                         continue
                     if time.monotonic() - mark.since < 2 * self._beat:
                         continue
-                    verdict = early_verdict(kind, mark, _reports(self._read()))
+                    verdict = early_verdict(self._rank, kind, mark, _reports(self._read()))
                     if verdict is not None and self._progress.marks()[kind] == mark:
                         told = True
                         self._on_verdict(kind, mark, verdict)

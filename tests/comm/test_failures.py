@@ -140,7 +140,8 @@ def test_ranks_that_disagree_are_told_what_each_runs_long_before_the_timeout(ran
     for answer, seconds in ranks.run(disagree, 3, about):
         assert "ranks disagree about the next collective" in answer["text"]
         assert "of chunk 'c1'" in answer["text"]
-        assert answer["ranks"]
+        assert answer["ranks"] == (1,)
+        assert "rank 0 runs" in answer["text"] and "rank 1 runs" in answer["text"]
         assert seconds < 7.0
 
 
