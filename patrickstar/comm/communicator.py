@@ -23,41 +23,37 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from patrickstar.comm.call import Call, Kind, Place, Turn
+from patrickstar.comm.call import Kind, Place, Turn
 from patrickstar.comm.control import Control
 from patrickstar.comm.counters import CommCounters
-from patrickstar.comm.diagnosis import Verdict
 from patrickstar.comm.direct import SEGMENT_NUMEL, DirectTransport
 from patrickstar.comm.errors import CommError, CommValueError
+from patrickstar.comm.fate import Fate
 from patrickstar.comm.groups import (
     BackendGroups,
+    default_device,
     make_backend_groups,
     meet,
     mesh_groups,
     mesh_topology,
     require_initialized,
 )
-from patrickstar.comm.lane import Job, Lane
+from patrickstar.comm.lane import Job
 from patrickstar.comm.messages import Messages
 from patrickstar.comm.native import NativeTransport
 from patrickstar.comm.order import Collective
 from patrickstar.comm.presence import Presence, Store
-from patrickstar.comm.progress import Mark, Progress
+from patrickstar.comm.progress import Progress
 from patrickstar.comm.reductions import GlobalReductions
 from patrickstar.comm.stream_lane import StreamLane
 from patrickstar.comm.streams import AcceleratorStreams
 from patrickstar.comm.thread_lane import ThreadLane
 from patrickstar.comm.topology import Topology
-from patrickstar.comm.transport import Allocate, NetworkFailure, Transport
+from patrickstar.comm.transport import Allocate, Transport, allocate_empty
 from patrickstar.comm.work import Work
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds. Long enough for a rank that writes a checkpoint or compiles while others wait."""
-
-
-def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The default `Allocate`: a fresh uninitialised tensor."""
-    return torch.empty(numel, dtype=dtype, device=device)
 
 
 class Communicator:
@@ -96,26 +92,18 @@ class Communicator:
         self.allocate = allocate
         self.counters = CommCounters()
         self._messages = messages
-        self._progress = Progress()
-        self._fate = threading.Lock()
-        self._error: CommError | None = None
+        self._fate = fate = Fate(self.rank, messages)
         self._place = Place(Kind.DATA)
         self._submitting = threading.Lock()
-        self._lane: Lane
+        self._progress = progress = Progress()
         if device.type == "cpu":
-            self._lane = ThreadLane(timeout, self._progress, self.counters, self._explain)
+            fate.lane = ThreadLane(timeout, progress, self.counters, fate.explain)
         else:
             streams = AcceleratorStreams(device)
-            self._lane = StreamLane(streams, timeout, self._progress, self.counters, self._explain)
+            fate.lane = StreamLane(streams, timeout, progress, self.counters, fate.explain)
         beat = min(max(timeout / 20, 0.25), 1.0)
-        self._presence = Presence(
-            store,
-            self.rank,
-            topology.ranks,
-            self._progress,
-            beat,
-            self._on_verdict,
-            self._lane.poll,
+        fate.presence = Presence(
+            store, self.rank, topology.ranks, progress, beat, fate.cannot_finish, fate.lane.poll
         )
         place = Place(Kind.CONTROL)
         self.control = self._control(topology.ranks, place)
@@ -130,8 +118,8 @@ class Communicator:
             self.across = self._transport(
                 replicas, backend.across if backend else None, segment_numel
             )
-        # Ends the threads in order at exit when a user forgot to.
-        self._finalizer = weakref.finalize(self, _end, self._lane, self._presence)
+        # Ends the threads at exit when a user forgot to, or could not.
+        self._finalizer = weakref.finalize(self, fate.end)
 
     @classmethod
     def open(
@@ -270,7 +258,7 @@ class Communicator:
         with self._submitting:
             name = str(wire).removeprefix("torch.")
             call = self._place.next(collective, chunk, numel, name, detail)
-            return self._lane.submit(call, counted, buffers)
+            return self._fate.lane.submit(call, counted, buffers)
 
     def barrier(self) -> None:
         """Wait until every rank has called this.
@@ -286,9 +274,8 @@ class Communicator:
         Raises:
             CommError: a collective failed, or the timeout passed.
         """
-        drained = self._lane.drain(self.timeout)
-        if self._error is not None:
-            raise CommError(str(self._error), ranks=self._error.ranks) from self._error
+        drained = self._fate.lane.drain(self.timeout)
+        self._fate.check()
         if not drained:
             raise CommError(f"collectives are still running after {self.timeout} s")
 
@@ -301,7 +288,7 @@ class Communicator:
         if not self._finalizer.alive:
             return
         try:
-            if self._error is None:
+            if self._fate.error is None:
                 self.drain()
         finally:
             self._finalizer()
@@ -317,9 +304,7 @@ class Communicator:
     ) -> None:
         if raised is not None:
             # The caller will take part in nothing further; tell the others instead of draining.
-            name = type(raised).__name__
-            reason = f"rank {self.rank} stopped: {name}: {raised}"
-            self._stop(CommError(reason, ranks=[self.rank]), Verdict((self.rank,), reason))
+            self._fate.give_up(raised)
         self.close()
 
     def _control(self, ranks: Sequence[int], place: Place) -> Control:
@@ -330,7 +315,7 @@ class Communicator:
             place,
             self.timeout,
             self._progress,
-            self._explain,
+            self._fate.explain,
         )
 
     def _transport(
@@ -340,50 +325,6 @@ class Communicator:
             return NativeTransport(group, self.allocate, host_waits=self.device.type == "cpu")
         return DirectTransport(self._messages, ranks, self.rank, self.allocate, segment_numel)
 
-    def _explain(self, call: Call, raised: BaseException) -> CommError:
-        """Turn what a call raised into the error users see, and stop. On the failing thread."""
-        if self._error is None:
-            if isinstance(raised, NetworkFailure):
-                mine = Mark(call.seq, call.tag, str(call), True)
-                verdict = self._presence.diagnose(call.kind, mine, str(raised))
-            else:
-                name = type(raised).__name__
-                verdict = Verdict((self.rank,), f"rank {self.rank} failed: {name}: {raised}")
-            text = f"{call} failed on rank {self.rank}: {verdict.reason}"
-            self._stop(CommError(text, ranks=verdict.ranks), verdict)
-        assert self._error is not None
-        return CommError(
-            str(self._error),
-            collective=call.collective,
-            chunk=call.chunk,
-            ranks=self._error.ranks,
-        )
-
-    def _on_verdict(self, kind: Kind, mine: Mark, verdict: Verdict) -> None:
-        """A call of this rank can never finish. On the watching thread."""
-        text = f"{mine.label} cannot finish on rank {self.rank}: {verdict.reason}"
-        self._stop(CommError(text, ranks=verdict.ranks), verdict)
-
-    def _stop(self, error: CommError, verdict: Verdict) -> None:
-        """Take the first error as this communicator's fate."""
-        with self._fate:
-            if self._error is not None:
-                return
-            self._error = error
-        self._presence.failed(verdict)
-        self._lane.fail(error)
-        self._messages.break_connections()
-
-
-def default_device() -> torch.device:
-    """Return the accelerator if the default process group has a backend for it, else the CPU."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None:
-        config = dist.get_backend_config()
-        if f"{accelerator.type}:" in config:
-            return torch.device(accelerator.type, torch.accelerator.current_device_index())
-    return torch.device("cpu")
-
 
 def _check(topology: Topology, timeout: float, segment_numel: int) -> None:
     topology.shard_ranks(dist.get_rank())  # refuses a rank outside
@@ -391,8 +332,3 @@ def _check(topology: Topology, timeout: float, segment_numel: int) -> None:
         raise CommValueError(
             f"timeout={timeout} and segment_numel={segment_numel} must be positive"
         )
-
-
-def _end(lane: Lane, presence: Presence) -> None:
-    presence.leave()
-    lane.close()

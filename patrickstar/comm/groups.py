@@ -51,6 +51,16 @@ def require_initialized() -> None:
         )
 
 
+def default_device() -> torch.device:
+    """Return the accelerator if the default process group has a backend for it, else the CPU."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        config = dist.get_backend_config()
+        if f"{accelerator.type}:" in config:
+            return torch.device(accelerator.type, torch.accelerator.current_device_index())
+    return torch.device("cpu")
+
+
 def mesh_topology(
     mesh: DeviceMesh, shard: str | None = None, replicate: str | None = None
 ) -> Topology:

@@ -27,6 +27,11 @@ Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 """Returns an uninitialised 1-D tensor of that many elements; the seam for an arena of buffers."""
 
 
+def allocate_empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The default `Allocate`: a fresh uninitialised tensor."""
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
 class NetworkFailure(Exception):
     """The backend gave up on a message: a peer is gone, or the deadline has passed."""
 

@@ -244,23 +244,36 @@ def test_a_wait_that_is_given_up_leaves_the_collective_running(ranks):
 
 
 PROGRAM = """
-import datetime, os, sys, time
+import sys, time
 import torch, torch.distributed as dist
 from patrickstar.comm import Communicator, ShardedComm
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
-comm = Communicator.open(timeout=3.0)
+rank, store, timeout, mistake = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+comm = Communicator.open(timeout=timeout)
 if rank == 1:
-    time.sleep(30)
-ShardedComm(comm).all_reduce("c1", torch.ones(1 << 20)).wait()
+    time.sleep(40)
+work = ShardedComm(comm).all_reduce("c1", torch.ones(1 << 20))
+if mistake:
+    time.sleep(0.5)
+    raise KeyError(mistake)
+work.wait()
 """
 
 
-def test_a_process_that_gave_up_ends_with_a_traceback_and_does_not_linger(tmp_path):
+@pytest.mark.parametrize(
+    ("timeout", "mistake", "expected"),
+    [
+        ("3.0", "", "rank 1 is alive but has not started it"),
+        ("600.0", "not mine", "KeyError: 'not mine'"),
+    ],
+)
+def test_a_process_that_fails_ends_with_a_traceback_and_does_not_linger(
+    tmp_path, timeout, mistake, expected
+):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")],
+            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store"), timeout, mistake],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -270,8 +283,7 @@ def test_a_process_that_gave_up_ends_with_a_traceback_and_does_not_linger(tmp_pa
     try:
         _, text = started[0].communicate(timeout=25)
         assert started[0].returncode == 1, text
-        assert "CommError: all-reduce of chunk 'c1'" in text
-        assert "rank 1 is alive but has not started it" in text
+        assert expected in text
     finally:
         for process in started:
             process.kill()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from patrickstar.comm import Communicator, CommValueError, OwnerComm, Part, ShardedComm, Work
-from patrickstar.comm.communicator import allocate_empty
+from patrickstar.comm.transport import allocate_empty
 from tests.comm.test_sharded import contribution, plain_sum
 
 NUMEL, SEGMENT = 101, 16
