@@ -63,6 +63,9 @@ class PatrickStar(Section):
 
     memory: Memory = honoured(Memory(), "memory budgets per tier")
     chunk_size: Literal["auto"] | PositiveInt = honoured("auto", "elements of a chunk")
+    piece_size: PositiveInt = honoured(
+        2**26, "elements; a parameter longer than this is used in pieces"
+    )
     policy: Str = honoured("planned", "'planned', 'lru', 'fifo', or 'package.module:Class'")
     prefetch: Bool = honoured(True, "fetch chunks ahead of their use")
     deepspeed_exact: Bool = honoured(False, "reproduce DeepSpeed's arithmetic to the bit")
