@@ -1,1 +1,36 @@
-"""PatrickStar: train models bigger than the memory they run in."""
+"""PatrickStar: train models bigger than the memory they run in.
+
+    model, optimizer = patrickstar.initialize_engine(model_provider=lambda: GPT(), config="ds.json")
+    for batch in loader:
+        loss = model(batch)
+        model.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+Two parts live on their own: `patrickstar.memory`, the chunk memory manager, and `patrickstar.comm`,
+the chunk communication library.
+"""
+
+from patrickstar.api import initialize_engine
+from patrickstar.engine.engine import Engine
+from patrickstar.errors import (
+    BudgetError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    PatrickStarError,
+    SpoolError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Engine",
+    "PatrickStarError",
+    "SpoolError",
+    "initialize_engine",
+]

@@ -19,10 +19,12 @@ from patrickstar.engine.compiled import pin_compiled_modules
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.precision import Precision
+from patrickstar.engine.refusal import shapes_of, with_smallest
 from patrickstar.engine.saved_tensors import SavedTensors
 from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
+from patrickstar.errors import BudgetError
 from patrickstar.memory import ChunkManager, MemoryReport
 
 
@@ -55,6 +57,7 @@ class Engine(nn.Module):
         self.accumulation_steps = accumulation_steps
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
+        self._last_inputs: Any = None
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     # Running
@@ -70,7 +73,12 @@ class Engine(nn.Module):
                 stack.enter_context(self._saved.hooks())
             else:
                 stack.enter_context(self._segments.evaluation(key))
-            return self.module(*args, **kwargs)
+            if not self._segments.planned:
+                self._last_inputs = shapes_of((args, kwargs))
+            try:
+                return self.module(*args, **kwargs)
+            except BudgetError as error:
+                raise self._refusal(error) from error
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> torch.Tensor:
         """Run the backward of `loss`, scaled for the accumulation and the precision.
@@ -94,9 +102,18 @@ class Engine(nn.Module):
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
         with self._segments.backward(), self._saved.hooks():
-            torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
+            try:
+                torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
+            except BudgetError as error:
+                raise self._refusal(error) from error
         self.micro_steps += 1
         return loss
+
+    def _refusal(self, error: BudgetError) -> BudgetError:
+        if self._segments.planned or self._last_inputs is None:
+            return error
+        base = self._segments.base
+        return with_smallest(error, self.module, self._state, self._last_inputs, base)
 
     def step(self) -> None:
         """`optimizer.step()` followed by `zero_grad()`, for those who step the engine."""

@@ -63,7 +63,7 @@ class PiecedParameter(nn.Parameter):
             "elementwise in-place operators. Raise patrickstar.piece_size to keep it whole"
         )
 
-    def __repr__(self) -> str:
+    def __repr__(self, **kwargs: Any) -> str:
         return f"PiecedParameter(shape={tuple(self.shape)}, pieces={len(self.pieces)})"
 
     def rows(self) -> Iterator[tuple[int, int, nn.Parameter]]:
@@ -253,7 +253,7 @@ def _kaiming_uniform(
     nonlinearity: str = "leaky_relu",
     generator: Any = None,
 ) -> Any:
-    fan = nn.init._calculate_correct_fan(tensor, mode)
+    fan = nn.init._calculate_correct_fan(tensor, mode)  # type: ignore[arg-type]
     bound = 3.0**0.5 * (nn.init.calculate_gain(nonlinearity, a) / fan**0.5)  # type: ignore[arg-type]
     return _uniform(tensor, -bound, bound, generator)
 

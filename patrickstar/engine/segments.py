@@ -30,10 +30,10 @@ class Segments:
 
     def __init__(self, manager: ChunkManager, device_type: str, base: int) -> None:
         self._manager = manager
-        self._base = base
+        self.base = base
         self._live = LiveStorages(manager.owns, device_type)
         self._running = False
-        self._planned = False
+        self.planned = False
         self._forwards = 0
         self._depth = 0
 
@@ -82,7 +82,7 @@ class Segments:
         self._running = False
 
     def _begin(self, key: Hashable) -> None:
-        self._planned = self._manager.begin_iteration(key)
+        self.planned = self._manager.begin_iteration(key)
         self._running, self._forwards = True, 1
 
     def _end(self) -> None:
@@ -94,13 +94,13 @@ class Segments:
         if self._depth:  # a module that calls the engine again: part of the outer segment
             yield
             return
-        planned = self._manager.segment(name) and self._planned
-        self._planned = planned
+        planned = self._manager.segment(name) and self.planned
+        self.planned = planned
         self._depth += 1
         try:
             with ExitStack() as stack:
                 if not planned:
-                    self._manager.set_other(0, self._base + self._live.nbytes)
+                    self._manager.set_other(0, self.base + self._live.nbytes)
                     if watch:
                         stack.enter_context(
                             WatchOperators(self._live, self._before_operator, self._after_operator)
@@ -114,10 +114,10 @@ class Segments:
 
     def _before_operator(self, nbytes: int) -> None:
         if nbytes:
-            self._manager.set_other(0, self._base + self._live.nbytes + nbytes)
+            self._manager.set_other(0, self.base + self._live.nbytes + nbytes)
 
     def _after_operator(self) -> None:
-        self._manager.set_other(0, self._base + self._live.nbytes)
+        self._manager.set_other(0, self.base + self._live.nbytes)
 
 
 def signature(module: torch.nn.Module, args: Any, kwargs: Any) -> Hashable:

@@ -4,7 +4,7 @@ The run tells which uses come; the playback compares them with the trace and ans
 now. A run that skips moments (a dropped layer, an expert not chosen) is found again further on in
 the trace, one with moments of its own goes on unplanned until it meets the trace again. Either way
 it has *strayed*: measured memory cannot be trusted to the moment any more, and the largest of the
-trace is assumed from then on.
+segment is assumed from then on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Playback:
     plan: Plan
     position: int = -1
     strayed: bool = False
+    _bounds: tuple[int, int | None] = (0, None)  # of the segment that runs, in moments
     _uses: dict[tuple[int, int], list[tuple[int, bool]]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -49,10 +50,17 @@ class Playback:
 
     def segment(self, name: Hashable) -> bool:
         """Note that the run begins a segment; False if the trace has another one here."""
-        expected = [n for first, n in self.plan.trace.segments if first >= self.position + 1]
-        if self.strayed:
-            return name in expected
-        return bool(expected) and expected[0] == name
+        segments = self.plan.trace.segments
+        for place, (first, expected) in enumerate(segments):
+            if first < self.position + 1:
+                continue
+            if expected == name:
+                following = segments[place + 1 :]
+                self._bounds = (first, following[0][0] if following else None)
+                return True
+            if not self.strayed:
+                return False
+        return False
 
     def moment(self, uses: Sequence[Use]) -> list[Action]:
         """The actions that begin with these uses."""
@@ -73,5 +81,8 @@ class Playback:
         """Bytes on `tier` that no chunk will own until the next moment."""
         trace = self.plan.trace
         if self.strayed:
-            return trace.peak_other(tier)
+            return max(
+                (moment.other.get(tier, 0) for moment in trace.moments[slice(*self._bounds)]),
+                default=0,
+            )
         return trace.moments[self.position].other.get(tier, 0) if self.position >= 0 else 0

@@ -75,18 +75,18 @@ class Recorder:
 
     def __init__(self) -> None:
         self.trace = Trace()
+        self._before_first: dict[int, int] = {}
 
     def segment(self, name: Hashable) -> None:
         self.trace.segments.append((len(self.trace.moments), name))
 
     def moment(self, uses: Sequence[Use]) -> None:
-        self.trace.moments.append(Moment(tuple(uses)))
+        self.trace.moments.append(Moment(tuple(uses), self._before_first))
+        self._before_first = {}
 
     def other(self, tier: int, nbytes: int) -> None:
         """Note memory in use that no chunk owns; a moment keeps the largest."""
-        if not self.trace.moments:
-            self.trace.moments.append(Moment(()))
-        noted = self.trace.moments[-1].other
+        noted = self.trace.moments[-1].other if self.trace.moments else self._before_first
         noted[tier] = max(noted.get(tier, 0), nbytes)
 
     def blanked(self, chunk: int) -> None:

@@ -490,3 +490,17 @@ def test_loaded_weights_are_trained_from(tmp_path: Path) -> None:
         losses.append(loss.item())
     assert losses == expected.losses
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["Mlp", "recurrent", "non-reentrant", "reentrant"])
+def test_a_refusal_names_a_budget_that_then_works(name: str, tmp_path: Path) -> None:
+    provider, shape = {**MODELS, "Mlp": (Mlp, (8, 64))}[name]
+    batches = numbers(3, *shape)
+    for budget in (120_000, 160_000):
+        with pytest.raises(BudgetError, match="smallest") as refused:
+            run_engine(provider, batches, settings(host=budget, disk=tmp_path, chunk=2048))
+        smallest = refused.value.smallest
+        assert smallest > budget
+        if "budget that works" not in str(refused.value):
+            how = settings(host=smallest, disk=tmp_path, chunk=2048)
+            run_engine(provider, batches, how, keep_gradients=False)

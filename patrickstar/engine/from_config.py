@@ -1,0 +1,106 @@
+"""What a config means for the engine."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from patrickstar.config import Config
+from torch import nn
+
+from patrickstar.engine.initialize import RunSettings
+from patrickstar.engine.precision import Precision
+from patrickstar.errors import ConfigError
+from patrickstar.memory import Fifo, FurthestNextUse, Lru, Policy
+from patrickstar.optim import (
+    Muon,
+    UpdateRule,
+    is_muon_parameter,
+    make_loss_scale,
+    muon_hyper,
+    rule_named,
+    schedule_named,
+)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def settings_from(config: Config) -> RunSettings:
+    """Resolve `config` to what the engine needs."""
+    ours = config.patrickstar
+    precision = Precision(config.precision, _loss_scale(config))
+    kind = config.optimizer.type if config.optimizer is not None else "AdamW"
+    params = dict(config.optimizer.params) if config.optimizer is not None else {}
+    rule, hyper = rule_named(kind, params, deepspeed_exact=ours.deepspeed_exact)
+    grad_dtype = precision.dtype
+    if config.grad_accum_dtype is not None and precision.low:
+        grad_dtype = _DTYPES[config.grad_accum_dtype]
+    disk = ours.memory.disk
+    return RunSettings(
+        precision=precision,
+        rule=rule,
+        hyper=hyper,
+        clipping=config.gradient_clipping,
+        accumulation_steps=config.gradient_accumulation_steps,
+        device_budget=ours.memory.device,
+        host_budget=ours.memory.host,
+        disk=None if disk is None else (disk.path, disk.size),
+        chunk_limit=None if ours.chunk_size == "auto" else int(ours.chunk_size),
+        policy=policy_named(ours.policy),
+        plan=ours.policy not in ("lru", "fifo"),
+        prefetch=ours.prefetch,
+        grad_dtype=grad_dtype,
+        round_masters=ours.deepspeed_exact,
+        exact=ours.deepspeed_exact,
+        make_scheduler=(
+            None
+            if config.scheduler is None or config.scheduler.type is None
+            else schedule_named(config.scheduler.type, dict(config.scheduler.params))
+        ),
+    )
+
+
+def muon_groups(rule: UpdateRule, params: dict[str, Any], module: nn.Module) -> Any:
+    """The two parameter groups of Muon: matrices, and everything else."""
+    assert isinstance(rule, Muon)
+    groups = []
+    for use_muon in (True, False):
+        members = [
+            p
+            for name, p in module.named_parameters()
+            if p.requires_grad and is_muon_parameter(name, p.shape) is use_muon
+        ]
+        groups.append({"params": members, **muon_hyper(rule, params, use_muon=use_muon)})
+    return groups
+
+
+def policy_named(name: str) -> Policy:
+    """ "planned", "lru", "fifo", or the class "package.module:Class"."""
+    known: dict[str, type[Policy]] = {"planned": FurthestNextUse, "lru": Lru, "fifo": Fifo}
+    if name in known:
+        return known[name]()
+    module, _, attribute = name.partition(":")
+    try:
+        made: Policy = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"patrickstar.policy: {name!r} cannot be loaded ({error}); use 'planned', 'lru', "
+            "'fifo', or 'package.module:Class' with a class that takes no arguments"
+        ) from error
+    return made
+
+
+def _loss_scale(config: Config) -> Any:
+    if config.precision != "fp16":
+        return None
+    fp16 = config.fp16
+    return make_loss_scale(
+        fp16.loss_scale,
+        initial_scale_power=fp16.initial_scale_power,
+        loss_scale_window=fp16.loss_scale_window,
+        hysteresis=fp16.hysteresis,
+        consecutive_hysteresis=fp16.consecutive_hysteresis,
+        min_loss_scale=fp16.min_loss_scale,
+        deepspeed_exact=config.patrickstar.deepspeed_exact,
+    )
