@@ -1,0 +1,49 @@
+"""The commands put together. What trains is passed in, so that tests can pass something smaller.
+
+Exit codes: 0 all went well, 1 it failed, 2 the command line or the config is wrong, 130 it was
+interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import patrickstar
+from patrickstar.cli.loop import Initialize
+from patrickstar.cli.train import train_command
+
+
+def build_app(initialize: Initialize) -> typer.Typer:
+    """The command line, training with `initialize`."""
+    app = typer.Typer(
+        name="patrickstar",
+        help="Train models bigger than the memory they run in.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    app.command("train")(train_command(initialize))
+    return app
+
+
+def _print_version(asked: bool) -> None:
+    if not asked:
+        return
+    typer.echo(f"patrickstar {patrickstar.__version__}")
+    raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
+    ] = False,
+) -> None:
+    """Train models bigger than the memory they run in."""
+
+
+app = build_app(patrickstar.initialize_engine)

@@ -1,0 +1,98 @@
+"""The metrics file (a JSON object a line) and the totals that the summary shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+
+from patrickstar.cli.loop import MemoryReport, StepMetrics
+from patrickstar.errors import ConfigError
+
+_LAST = 10
+
+
+class MetricsFile:
+    """Writes every step to `path` as it comes, replacing what was there; None writes nothing.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = None if path is None else path.open("w", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"the metrics file {str(path)!r} cannot be written ({error.strerror}); "
+                "choose another place with --metrics FILE"
+            ) from error
+
+    def write(self, metrics: StepMetrics) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(dataclasses.asdict(metrics), allow_nan=False) + "\n")
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Totals:
+    """What a run came to so far.
+
+    Attributes:
+        steps: how many steps were made.
+        first_loss: of the first step.
+        peak: highest bytes by tier, construction included.
+        budget: bytes by tier, None for no limit.
+        seconds: spent in steps.
+    """
+
+    def __init__(self, report: MemoryReport) -> None:
+        self.steps = 0
+        self.first_loss: float | None = None
+        self.peak = {name: usage.peak for name, usage in report.tiers.items()}
+        self.budget = {name: usage.budget for name, usage in report.tiers.items()}
+        self.seconds = 0.0
+        self._losses: deque[float] = deque(maxlen=_LAST)
+        self._moved: dict[str, int] = {}
+        self._tokens = 0.0
+
+    def add(self, metrics: StepMetrics) -> None:
+        self.steps += 1
+        if self.first_loss is None:
+            self.first_loss = metrics.loss
+        self._losses.append(metrics.loss)
+        for name, peak in metrics.peak_bytes.items():
+            self.peak[name] = max(self.peak.get(name, 0), peak)
+        for pair, moved in metrics.moved_bytes.items():
+            self._moved[pair] = self._moved.get(pair, 0) + moved
+        self.seconds += metrics.step_time_s
+        self._tokens += metrics.tokens_per_s * metrics.step_time_s
+
+    @property
+    def last_losses(self) -> tuple[float, int]:
+        """The mean loss of the last steps, and of how many."""
+        return sum(self._losses) / len(self._losses), len(self._losses)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._tokens / self.seconds
+
+    @property
+    def moved_per_step(self) -> dict[str, float]:
+        """Mean bytes a step, by "from->to"."""
+        return {pair: moved / self.steps for pair, moved in self._moved.items()}

@@ -1,0 +1,159 @@
+"""`patrickstar train` as a person uses it: what is printed and written, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from patrickstar.cli import build_app
+from patrickstar.errors import BudgetError, PatrickStarError
+
+from .fake_engine import FakeInitialize
+
+FIELDS = "step loss lr grad_norm step_time_s tokens_per_s peak_bytes moved_bytes".split()
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text"
+    file.write_text("a starfish under a rock, " * 50)
+    return file
+
+
+def invoke(initialize: FakeInitialize, *arguments: object) -> Any:
+    return CliRunner(env={"NO_COLOR": "1"}).invoke(
+        build_app(initialize), [str(argument) for argument in arguments]
+    )
+
+
+def train(initialize: FakeInitialize, text: Path, *arguments: object) -> Any:
+    return invoke(
+        initialize, "train", "--data", text, "--steps", 3, "--sequence-length", 16, *arguments
+    )
+
+
+def test_a_run_ends_with_a_summary_and_writes_a_line_of_metrics_a_step(
+    tmp_path: Path, text: Path
+) -> None:
+    metrics = tmp_path / "new folder" / "metrics.jsonl"
+    initialize = FakeInitialize(losses=[4.0, 3.0, 2.0])
+    result = train(initialize, text, "--metrics", metrics)
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [list(line) for line in lines] == [FIELDS] * 3
+    assert [line["loss"] for line in lines] == [4.0, 3.0, 2.0]
+    assert "4.0000 at the first step, 3.0000 over the last 3" in result.stdout
+    assert "peak host     500 B of 1.00 MiB" in result.stdout  # reached while the model was built
+    assert "host->disk 100 B" in result.stdout
+    assert "MiB resident" in result.stdout or "GiB resident" in result.stdout
+    assert str(metrics) in result.stdout
+    assert initialize.engine is not None and initialize.engine.closed
+
+
+def test_without_a_terminal_steps_are_plain_lines(text: Path) -> None:
+    result = train(FakeInitialize(), text)
+    steps = [line for line in result.stdout.splitlines() if line.startswith("step ")]
+    assert len(steps) == 3
+    assert "step 3/3  loss " in steps[-1] and "host 7 B of 1.00 MiB" in steps[-1]
+    assert "\x1b" not in result.stdout
+
+
+def test_a_long_run_prints_some_of_its_steps(text: Path) -> None:
+    result = train(FakeInitialize(), text, "--steps", 200)
+    steps = [line for line in result.stdout.splitlines() if line.startswith("step ")]
+    assert len(steps) == 22 and steps[-1].startswith("step 200/200")
+
+
+def test_the_seed_decides_the_weights_and_the_batches(text: Path) -> None:
+    def run(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        initialize = FakeInitialize()
+        assert train(initialize, text, "--seed", seed).exit_code == 0
+        engine = initialize.engine
+        assert engine is not None
+        return next(engine.module.parameters()).detach(), torch.stack(engine.seen)
+
+    (weights, batches), (same_weights, same_batches) = run(1), run(1)
+    other_weights, other_batches = run(2)
+    assert torch.equal(weights, same_weights) and torch.equal(batches, same_batches)
+    assert not torch.equal(weights, other_weights) and not torch.equal(batches, other_batches)
+
+
+def test_options_reach_the_engine(text: Path) -> None:
+    initialize = FakeInitialize()
+    options = "--batch-size 2 --device-memory 1GiB --host-memory 2GiB --disk /scratch:9GiB".split()
+    assert train(initialize, text, "--checkpoint-activations", *options).exit_code == 0
+    engine = initialize.engine
+    assert engine is not None
+    assert engine.config["patrickstar"]["memory"] == {
+        "device": "1GiB",
+        "host": "2GiB",
+        "disk": {"path": "/scratch", "size": "9GiB"},
+    }
+    assert engine.seen[0].shape == (2, 16)
+    assert engine.module.config.checkpointing == "non-reentrant"
+
+
+def test_a_diverged_run_fails_names_the_step_and_still_sums_up(tmp_path: Path, text: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    initialize = FakeInitialize(losses=[4.0, float("nan")])
+    result = train(initialize, text, "--metrics", metrics)
+    assert result.exit_code == 1
+    assert "the loss is nan at step 2" in result.stderr
+    assert "1 step in" in result.stdout and len(metrics.read_text().splitlines()) == 1
+    assert initialize.engine is not None and initialize.engine.closed
+
+
+def test_an_error_is_one_paragraph_without_a_traceback(text: Path) -> None:
+    error = BudgetError("the host budget is too small", tier="host", budget=1, smallest=2)
+    result = train(FakeInitialize(error=error), text)
+    assert result.exit_code == 1
+    assert result.stderr == "patrickstar: the host budget is too small\n"
+
+
+def test_debug_lets_the_traceback_out(text: Path) -> None:
+    result = train(FakeInitialize(error=PatrickStarError("why")), text, "--debug")
+    assert isinstance(result.exception, PatrickStarError)
+
+
+def test_an_interrupted_run_says_so(text: Path) -> None:
+    result = train(FakeInitialize(error=KeyboardInterrupt()), text)
+    assert (result.exit_code, result.stderr) == (130, "patrickstar: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["--model", "gpt-tinny"], 2, "did you mean 'gpt-tiny'"),
+        (["--model", "gpt-tiny", "--hf-config", "x.json"], 2, "exclude each other"),
+        (["--config", "absent.json"], 2, "absent.json"),
+        (["--sequence-length", "257"], 2, "longer than the 256 positions of gpt-tiny"),
+        (["--steps", "0"], 2, "--steps"),
+        (["--metrics", "/dev/null/metrics"], 2, "cannot be written"),
+        (["--data", "nowhere"], 1, "'nowhere' does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_code(
+    text: Path, arguments: list[str], code: int, message: str
+) -> None:
+    result = train(FakeInitialize(), text, *arguments)
+    assert result.exit_code == code
+    assert message in result.stderr
+
+
+def test_help_fits_a_screen_and_has_an_example() -> None:
+    result = CliRunner().invoke(build_app(FakeInitialize()), ["train", "--help"])
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 30 and max(map(len, lines)) <= 80
+    assert "    patrickstar train --model gpt-300m --host-memory 2GiB --disk runs/spool" in lines
+    for default in ("[gpt-tiny]", "default: 100", "3e-4", "Python's standard library"):
+        assert default in " ".join(lines)
+
+
+def test_the_version_is_printed() -> None:
+    result = invoke(FakeInitialize(), "--version")
+    assert result.exit_code == 0 and result.stdout.startswith("patrickstar ")
