@@ -67,18 +67,18 @@ class Engine(nn.Module):
         args, kwargs = self._precision.cast_inputs((args, kwargs))
         pin_compiled_modules(self.module, self._state, self._compiled)
         key = signature(self.module, args, kwargs)
-        with ExitStack() as stack:
-            if torch.is_grad_enabled():
-                stack.enter_context(self._segments.forward(key))
-                stack.enter_context(self._saved.hooks())
-            else:
-                stack.enter_context(self._segments.evaluation(key))
-            if not self._segments.planned:
-                self._last_inputs = shapes_of((args, kwargs))
-            try:
+        try:
+            with ExitStack() as stack:
+                if torch.is_grad_enabled():
+                    stack.enter_context(self._segments.forward(key))
+                    stack.enter_context(self._saved.hooks())
+                else:
+                    stack.enter_context(self._segments.evaluation(key))
+                if not self._segments.planned:
+                    self._last_inputs = shapes_of((args, kwargs))
                 return self.module(*args, **kwargs)
-            except BudgetError as error:
-                raise self._refusal(error) from error
+        except BudgetError as error:
+            raise self._refusal(error) from error
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> torch.Tensor:
         """Run the backward of `loss`, scaled for the accumulation and the precision.
@@ -101,11 +101,11 @@ class Engine(nn.Module):
             )
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
-        with self._segments.backward(), self._saved.hooks():
-            try:
+        try:
+            with self._segments.backward(), self._saved.hooks():
                 torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
-            except BudgetError as error:
-                raise self._refusal(error) from error
+        except BudgetError as error:
+            raise self._refusal(error) from error
         self.micro_steps += 1
         return loss
 

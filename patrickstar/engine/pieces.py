@@ -63,7 +63,7 @@ class PiecedParameter(nn.Parameter):
             "elementwise in-place operators. Raise patrickstar.piece_size to keep it whole"
         )
 
-    def __repr__(self, **kwargs: Any) -> str:
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"PiecedParameter(shape={tuple(self.shape)}, pieces={len(self.pieces)})"
 
     def rows(self) -> Iterator[tuple[int, int, nn.Parameter]]:

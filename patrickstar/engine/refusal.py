@@ -47,6 +47,15 @@ def rehearsed_trace(module: nn.Module, state: ModelState, inputs: Any, base: int
     return rehearse(module, inputs, chunks, updates, dtype=dtype, base=base)
 
 
+def _excess(real: Trace | None, rehearsed: Trace) -> int:
+    """By how many bytes the memory of real operators exceeded that of rehearsed ones so far."""
+    most, seen = 0, (0, 0)
+    for there, here in zip(real.moments if real else [], rehearsed.moments, strict=False):
+        seen = max(seen[0], there.other.get(0, 0)), max(seen[1], here.other.get(0, 0))
+        most = max(most, seen[0] - seen[1])
+    return most
+
+
 def with_smallest(
     error: BudgetError, module: nn.Module, state: ModelState, inputs: Any, base: int
 ) -> BudgetError:
@@ -61,8 +70,9 @@ def with_smallest(
     plan = make_plan(trace, sizes, unlimited, manager.policy, prefetch=False)
     tier = [t.name for t in manager.tiers].index(error.tier)
     smallest = max(plan.smallest.get(tier, 0), error.smallest)
-    # Real kernels may keep a little more than the fake ones (packed weights, workspaces).
-    smallest += smallest // 64 + _MARGIN
+    # Real kernels may keep more than the fake ones (packed weights, workspaces): by how much more
+    # is seen where both have been.
+    smallest += smallest // 64 + 2 * _excess(manager.abandoned, trace) + _MARGIN
     return BudgetError(
         f"the {error.tier} budget of {format_bytes(error.budget)} is too small for this model on "
         f"these inputs. The smallest that works is {format_bytes(smallest)} ({smallest} bytes). "

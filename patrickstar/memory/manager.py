@@ -117,6 +117,7 @@ class ChunkManager:
         self._recorder: Recorder | None = None
         self._playback: Playback | None = None
         self._key: Hashable = None
+        self.abandoned: Trace | None = None
         self._loads: deque[tuple[int, int]] = deque()
         self._leaving: dict[tuple[int, int], None] = {}
 
@@ -239,16 +240,27 @@ class ChunkManager:
         self._pump()
 
     def evict(self, chunk: Chunk, tier: int = 0) -> None:
-        """Make a chunk leave `tier` for the tier below; waits until it is there."""
+        """Make a chunk leave `tier` for the tier below; waits until it is there.
+
+        Raises:
+            ChunkStateError: it is in use there, or something still refers to its storage.
+        """
         if self.ledger.state(chunk.id, tier) is CopyState.LOADING:
             self._settle(chunk.id)
         if self.ledger.is_valid(chunk.id, tier):
+            if self._is_in_use(chunk.id, tier):
+                raise ChunkStateError(
+                    f"chunk {chunk.id} is in use on {self.tiers[tier].name}, or a tensor that is "
+                    "no permanent view still refers to its storage; it cannot be evicted"
+                )
             self._evict(chunk.id, tier)
 
     def set_other(self, tier: int, nbytes: int) -> None:
         """Memory of `tier` that no chunk owns is `nbytes` now; chunks leave if need be."""
-        self.ledger.set_other(tier, 0)
-        self._make_room(tier, nbytes, self._current, what="activations and other tensors need")
+        # What is there already stays on the books while room is made: it is there.
+        grown = nbytes - self.ledger.tiers[tier].other
+        if grown > 0:
+            self._make_room(tier, grown, self._current, what="activations and other tensors need")
         self.ledger.set_other(tier, nbytes)
         self._settle_tier(tier)
         if self._recorder is not None:
@@ -298,7 +310,12 @@ class ChunkManager:
         return recorder.trace
 
     def abandon_iteration(self) -> None:
-        """The iteration ended early, by an exception for example; nothing is learnt from it."""
+        """The iteration ended early, by an exception for example; no plan is made of it.
+
+        What had been recorded of it is left in `abandoned`.
+        """
+        if self._recorder is not None:
+            self.abandoned = self._recorder.trace
         self._recorder = self._playback = None
         self._current = ()
 
@@ -345,8 +362,8 @@ class ChunkManager:
             if not self._playback.strayed:
                 raise
             # The largest of another path is a guess; what is there must do.
-            room = self.ledger.tiers[tier].room
-            self.ledger.set_other(tier, max(0, int(min(nbytes, room))))
+            account = self.ledger.tiers[tier]
+            self.ledger.set_other(tier, max(0, int(min(nbytes, account.room + account.other))))
 
     def _schedule(self, action: Action) -> None:
         key = (action.chunk, action.tier)
@@ -411,10 +428,12 @@ class ChunkManager:
         return nbytes <= self.ledger.tiers[tier].room
 
     def _can_leave(self, chunk: int, tier: int) -> bool:
-        entry = self.ledger.entry(chunk)
-        if entry.pins[tier] or entry.locks[tier]:
-            return False
-        return tier != 0 or not self.is_referenced(self._chunks[chunk])
+        return not self.ledger.entry(chunk).locks[tier] and not self._is_in_use(chunk, tier)
+
+    def _is_in_use(self, chunk: int, tier: int) -> bool:
+        if self.ledger.entry(chunk).pins[tier]:
+            return True
+        return tier == 0 and self.is_referenced(self._chunks[chunk])
 
     def _ensure(self, use: Use, together: tuple[Use, ...]) -> None:
         chunk, tier = use.chunk, use.tier
