@@ -135,6 +135,15 @@ class Engine(nn.Module):
         assert self.optimizer is not None
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
+    @property
+    def loss_scale(self) -> float:
+        """What the next loss is multiplied by; 1 without fp16."""
+        return self._precision.loss_scale
+
+    def was_step_applied(self) -> bool:
+        """Whether the last step made its update; fp16 skips those that overflow."""
+        return self.optimizer is not None and self.optimizer.applied
+
     def memory_report(self) -> MemoryReport:
         """Bytes in use, peak and budget of every tier, and bytes moved between them so far."""
         return self._state.manager.report()

@@ -60,6 +60,11 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         """The global gradient norm at the last step, before clipping."""
         return self._stepping.grad_norm
 
+    @property
+    def applied(self) -> bool:
+        """Whether the last step made its update."""
+        return self._stepping.applied
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the weights, at the end of a gradient accumulation; before it, do nothing.
