@@ -44,8 +44,8 @@ from patrickstar.comm.transport import (
     to_wire,
 )
 
-SEGMENT_NUMEL = 1 << 18
-"""Default elements per segment: 1 MiB of float32, which stays in a core's cache."""
+SEGMENT_NUMEL = 1 << 19
+"""Default elements per segment: 2 MiB of float32, the fastest measured for 16 MiB on two cores."""
 
 
 class DirectTransport:
