@@ -18,8 +18,7 @@ it (autograd in the middle of an operator, a recomputed activation, a view in a 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ from patrickstar.memory.playback import Playback
 from patrickstar.memory.policy import Candidate, FurthestNextUse, Policy
 from patrickstar.memory.sizes import format_bytes
 from patrickstar.memory.tiers import CpuTier, Tier, copy
-from patrickstar.memory.trace import Access, Recorder, Trace, Use
+from patrickstar.memory.trace import Recorder, Trace, Use
 from patrickstar.memory.transfer import Completion, Transfer, TransferThreads
 
 _PAGE = 4096
@@ -114,11 +113,14 @@ class ChunkManager:
         self._next_id = 0
         self._moved: dict[tuple[int, int], int] = {}
         self._current: tuple[Use, ...] = ()
+        self._kept: frozenset[tuple[int, int]] = frozenset()  # what the last access promised
         self._recorder: Recorder | None = None
         self._playback: Playback | None = None
+        self._last: Playback | None = None
         self._key: Hashable = None
         self.abandoned: Trace | None = None
-        self._loads: deque[tuple[int, int]] = deque()
+        # Copies that are to come and to go, by chunk and tier, in the order this was decided.
+        self._loads: dict[tuple[int, int], None] = {}
         self._leaving: dict[tuple[int, int], None] = {}
 
     # Chunks
@@ -207,21 +209,14 @@ class ChunkManager:
         """Have chunks on their tiers, and keep them there for the duration.
 
         Raises:
-            BudgetError: they do not fit together with what cannot leave.
+            BudgetError: they do not fit together with what cannot leave. No contents are lost.
         """
-        now = tuple(uses)
-        self._begin_moment(now)
-        pinned: list[Use] = []
+        pinned = self._acquire(tuple(uses))
         try:
-            for use in now:
-                self._ensure(use, now)
-                # At once: while the next one is waited for, this one must not be saved or leave.
-                self.ledger.pin(use.chunk, use.tier, writes=use.access.writes)
-                pinned.append(use)
             yield
         finally:
-            for use in pinned:
-                self.ledger.unpin(use.chunk, use.tier, writes=use.access.writes)
+            self._unpin(pinned)
+            self._kept = frozenset()
 
     def access(self, uses: Sequence[Use]) -> None:
         """Have chunks on their tiers now, to read them; they stay at least until the next access.
@@ -230,13 +225,11 @@ class ChunkManager:
         """
         now = tuple(uses)
         assert not any(use.access.writes for use in now), "a chunk is written inside `use`"
-        self._begin_moment(now)
-        for use in now:
-            self._ensure(use, now)
+        self._unpin(self._acquire(now))
 
     def prefetch(self, chunk: Chunk, tier: int = 0) -> None:
-        """Begin to bring a chunk to `tier` if there is room; does not wait."""
-        self._loads.append((chunk.id, tier))
+        """Begin to bring a chunk to `tier` as soon as there is room; does not wait."""
+        self._loads[chunk.id, tier] = None
         self._pump()
 
     def evict(self, chunk: Chunk, tier: int = 0) -> None:
@@ -260,7 +253,7 @@ class ChunkManager:
         # What is there already stays on the books while room is made: it is there.
         grown = nbytes - self.ledger.tiers[tier].other
         if grown > 0:
-            self._make_room(tier, grown, self._current, what="activations and other tensors need")
+            self._make_room({tier: grown}, what="activations and other tensors need")
         self.ledger.set_other(tier, nbytes)
         self._settle_tier(tier)
         if self._recorder is not None:
@@ -274,7 +267,11 @@ class ChunkManager:
         Returns whether it is planned; if not, the caller measures `set_other` while it runs.
         """
         self._key, self._recorder, self._current = key, None, ()
-        self._playback = self.plans.get(key)
+        playback = self.plans.get(key)
+        if playback is not self._last:
+            self._loads.clear()
+            self._leaving.clear()
+        self._playback = self._last = playback
         if self._playback is None:
             self._recorder = Recorder()
             return False
@@ -299,8 +296,10 @@ class ChunkManager:
         self._current = ()
         if recorder is None:
             return None
-        if self._plan and recorder.trace.moments:
-            sizes = {c.id: c.nbytes for c in self._chunks.values()}
+        sizes = {c.id: c.nbytes for c in self._chunks.values()}
+        # Chunks that lived for one iteration will not be back, so neither will the iteration.
+        lasting = all(use.chunk in sizes for m in recorder.trace.moments for use in m.uses)
+        if self._plan and recorder.trace.moments and lasting:
             capacities = [tier.capacity for tier in self.tiers]
             plan = make_plan(
                 recorder.trace, sizes, capacities, self.policy, prefetch=self._prefetch
@@ -351,8 +350,7 @@ class ChunkManager:
                 other = self._playback.other(tier)
                 if self.ledger.tiers[tier].other != other:
                     self._expect_other(tier, other)
-        if self._in_flight or self._loads or self._leaving:
-            self._pump()
+        self._pump()
 
     def _expect_other(self, tier: int, nbytes: int) -> None:
         assert self._playback is not None
@@ -364,36 +362,37 @@ class ChunkManager:
             # The largest of another path is a guess; what is there must do.
             account = self.ledger.tiers[tier]
             self.ledger.set_other(tier, max(0, int(min(nbytes, account.room + account.other))))
+            self._settle_tier(tier)
 
     def _schedule(self, action: Action) -> None:
         key = (action.chunk, action.tier)
         if action.chunk not in self._chunks:
             return
         if action.kind == "load":
-            self._loads.append(key)
+            self._leaving.pop(key, None)
+            self._loads[key] = None
         elif action.kind == "evict":
+            self._loads.pop(key, None)
             self._leaving[key] = None
         else:
             self._try_save(*key)
 
-    def _pump(self) -> None:
+    def _pump(self, *, loads: bool = True) -> None:
         """Finish what is done and start what can be started, without waiting."""
         while self._in_flight and (completion := self._threads.poll()) is not None:
             self._finish(completion)
         for key in list(self._leaving):
             self._try_leave(*key)
-        while self._loads:
-            chunk, tier = self._loads[0]
+        while loads and self._loads:
+            chunk, tier = next(iter(self._loads))
             if chunk in self._chunks and not self._try_load(chunk, tier):
                 break
-            self._loads.popleft()
+            del self._loads[chunk, tier]
 
     def _try_leave(self, chunk: int, tier: int) -> None:
-        gone = chunk not in self._chunks or not self.ledger.is_valid(chunk, tier)
-        used = any(use.chunk == chunk and use.tier == tier for use in self._current)
-        if gone or used:
+        if chunk not in self._chunks or not self.ledger.is_valid(chunk, tier):
             del self._leaving[chunk, tier]
-        elif self._can_leave(chunk, tier):
+        elif (chunk, tier) not in self._kept and self._can_leave(chunk, tier):
             if not self.ledger.is_dirty(chunk, tier):
                 del self._leaving[chunk, tier]
                 self._drop(chunk, tier)
@@ -435,29 +434,80 @@ class ChunkManager:
             return True
         return tier == 0 and self.is_referenced(self._chunks[chunk])
 
-    def _ensure(self, use: Use, together: tuple[Use, ...]) -> None:
+    def _acquire(self, uses: tuple[Use, ...]) -> tuple[Use, ...]:
+        """Bring and pin chunks, all or none.
+
+        Each is pinned as soon as it is there: while the next one is waited for, it must neither
+        leave nor be saved. Old contents are given up last, when every chunk has its place.
+        """
+        self._kept = frozenset((use.chunk, use.tier) for use in uses)
+        for key in self._kept:
+            self._leaving.pop(key, None)
+            self._loads.pop(key, None)
+        self._begin_moment(uses)
+        pinned: list[Use] = []
+        try:
+            for use in uses:
+                if use.access.reads or self._has_valid(use):
+                    self._ensure(use)
+                    self._pin(use, pinned)
+            self._renew([use for use in uses if use not in pinned], pinned)
+            self._pump()
+        except BaseException:
+            self._unpin(pinned)
+            self._kept = frozenset()
+            raise
+        return tuple(pinned)
+
+    def _pin(self, use: Use, pinned: list[Use]) -> None:
+        self.ledger.pin(use.chunk, use.tier, writes=use.access.writes)
+        pinned.append(use)
+
+    def _unpin(self, pinned: Sequence[Use]) -> None:
+        for use in pinned:
+            self.ledger.unpin(use.chunk, use.tier, writes=use.access.writes)
+
+    def _has_valid(self, use: Use) -> bool:
+        if self.ledger.state(use.chunk, use.tier) is CopyState.LOADING:
+            self._settle(use.chunk)
+        return self.ledger.is_valid(use.chunk, use.tier)
+
+    def _ensure(self, use: Use) -> None:
+        """Have valid contents on the tier; if they are to be written, nowhere else."""
         chunk, tier = use.chunk, use.tier
-        if not use.access.reads and not self.ledger.is_valid(chunk, tier):
-            self._settle(chunk)
-            if not self.ledger.is_valid(chunk, tier) and not self.ledger.is_blank(chunk):
-                self._give_back(chunk, self.ledger.blank(chunk))
         if self.ledger.is_blank(chunk):
-            self._create(chunk, tier, together, zero=use.access.reads)
+            self._make_room({tier: self._chunks[chunk].nbytes})
+            self._create(chunk, tier, zero=True)
         else:
-            self._bring(chunk, tier, together)
+            self._bring(chunk, tier)
         if use.access.writes:
             self._settle(chunk)
             self._give_back(chunk, self.ledger.wrote(chunk, tier))
         self.ledger.touch(chunk, tier)
 
-    def _create(self, chunk: int, tier: int, together: tuple[Use, ...], *, zero: bool) -> None:
-        nbytes = self._chunks[chunk].nbytes
-        self._make_room(tier, nbytes, together)
+    def _renew(self, uses: Sequence[Use], pinned: list[Use]) -> None:
+        """Give chunks whose contents are replaced a place on tiers where they have none."""
+        need: dict[int, int] = {}
+        for chunk, tier in {(use.chunk, use.tier): None for use in uses}:
+            need[tier] = need.get(tier, 0) + self._chunks[chunk].nbytes
+        while True:
+            self._make_room(need)
+            moving = [use.chunk for use in uses if self._is_moving(use.chunk)]
+            if not moving:
+                break
+            self._settle(moving[0])
+        for use in uses:
+            if not self.ledger.is_valid(use.chunk, use.tier):
+                self._give_back(use.chunk, self.ledger.blank(use.chunk))
+                self._create(use.chunk, use.tier, zero=False)
+            self._pin(use, pinned)
+
+    def _create(self, chunk: int, tier: int, *, zero: bool) -> None:
+        self.tiers[tier].take(chunk, self._chunks[chunk].nbytes, zero=zero)
         self.ledger.create(chunk, tier)
-        self.tiers[tier].take(chunk, nbytes, zero=zero)
         self._settle_tier(tier)
 
-    def _bring(self, chunk: int, tier: int, together: tuple[Use, ...]) -> None:
+    def _bring(self, chunk: int, tier: int) -> None:
         """Copy a chunk with contents to `tier`, one tier at a time.
 
         Whatever is waited for, others may move meanwhile, this chunk's other copies among them: so
@@ -468,38 +518,52 @@ class ChunkManager:
             if self.ledger.state(chunk, tier) is CopyState.LOADING or source is None:
                 self._wait_for_one()
             elif source > tier + 1:
-                below = Use(chunk, Access.READ, tier + 1)
-                self._bring(chunk, tier + 1, (*together, below))
+                self._bring(chunk, tier + 1)
             elif not self._fits(tier, self._chunks[chunk].nbytes):
-                self._make_room(tier, self._chunks[chunk].nbytes, together)
+                self._free_some(tier, self._chunks[chunk].nbytes)
             else:
                 self._start(chunk, source, tier)
 
-    def _make_room(
-        self, tier: int, nbytes: int, keep: tuple[Use, ...], what: str = "a chunk needs"
-    ) -> None:
-        """Evict until `nbytes` fit on `tier`; waits for transfers when nothing can leave.
+    def _make_room(self, need: Mapping[int, int], what: str = "a chunk needs") -> None:
+        """Evict until `need` bytes, by tier, fit; waits for transfers when nothing can leave."""
+        while lacking := [tier for tier, nbytes in need.items() if not self._fits(tier, nbytes)]:
+            self._free_some(lacking[0], need[lacking[0]], what)
+
+    def _free_some(self, tier: int, nbytes: int, what: str = "a chunk needs") -> None:
+        """One step towards `nbytes` of room on `tier`: a chunk leaves, or a transfer ends.
 
         Chunks that the plan lets leave go first, even if their saving has to be waited for: any
         other choice would move more.
         """
-        kept = {use.chunk for use in keep if use.tier == tier}
-        while not self._fits(tier, nbytes):
-            evictable = [c for c in self.ledger.evictable(tier) if c not in kept]
-            planned = [
-                c for c in evictable if (c, tier) in self._leaving and self._can_leave(c, tier)
-            ]
-            if planned:
-                self._evict(planned[0], tier)
-            elif self._in_flight and self._is_leaving(tier):
-                self._wait_for_one()
-            elif leaving := [c for c in evictable if self._can_leave(c, tier)]:
-                candidates = [self._candidate(c, tier) for c in leaving]
-                self._evict(self.policy.choose(candidates).chunk, tier)
-            elif self._in_flight:
-                self._wait_for_one()
-            else:
-                raise self._no_room(tier, nbytes, what)
+        leaving = [
+            chunk
+            for chunk in self.ledger.evictable(tier)
+            if (chunk, tier) not in self._kept and self._can_leave(chunk, tier)
+        ]
+        if tier + 1 == len(self.tiers):
+            leaving = [chunk for chunk in leaving if not self.ledger.is_dirty(chunk, tier)]
+        planned = [chunk for chunk in leaving if (chunk, tier) in self._leaving]
+        if not planned and self._in_flight and self._is_leaving(tier):
+            self._wait_for_one(loads=False)
+        elif leaving:
+            self._evict_one_of(planned or leaving, tier)
+        elif self._in_flight:
+            self._wait_for_one(loads=False)
+        else:
+            raise self._no_room(tier, nbytes, what)
+
+    def _evict_one_of(self, chunks: Sequence[int], tier: int) -> None:
+        """Evict the policy's choice, or another if the tier below has no room for that."""
+        candidates = [self._candidate(chunk, tier) for chunk in chunks]
+        while True:
+            chosen = self.policy.choose(candidates)
+            try:
+                self._evict(chosen.chunk, tier)
+                return
+            except BudgetError:
+                candidates = [c for c in candidates if not c.dirty or c.nbytes < chosen.nbytes]
+                if not candidates:
+                    raise
 
     def _is_leaving(self, tier: int) -> bool:
         """Whether a chunk that the plan lets leave `tier` is being saved."""
@@ -541,10 +605,10 @@ class ChunkManager:
                 self._drop(chunk, tier)
             elif self.ledger.is_dirty(chunk, tier) and lower == len(self.tiers):
                 raise self._no_room(tier, self._chunks[chunk].nbytes, "a chunk would have to leave")
-            elif CopyState.LOADING in self.ledger.entry(chunk).copies:
-                self._wait_for_one()
+            elif self._is_moving(chunk):
+                self._wait_for_one(loads=False)
             elif not self._fits(lower, self._chunks[chunk].nbytes):
-                self._make_room(lower, self._chunks[chunk].nbytes, ())
+                self._free_some(lower, self._chunks[chunk].nbytes)
             else:
                 self._start(chunk, tier, lower)
 
@@ -558,12 +622,16 @@ class ChunkManager:
 
     def _start(self, chunk: int, source: int, target: int) -> None:
         nbytes = self._chunks[chunk].nbytes
-        self.ledger.begin_load(chunk, source, target)
-        self.tiers[target].take(chunk, nbytes, zero=False)
-        self._settle_tier(target)
-        self._in_flight += 1
         from_, to = self.tiers[source], self.tiers[target]
+        self.ledger.begin_load(chunk, source, target)
+        try:
+            to.take(chunk, nbytes, zero=False)
+        except BaseException:
+            self.ledger.fail_load(chunk, source, target)
+            raise
+        self._settle_tier(target)
         self._threads.start(Transfer(chunk, source, target), lambda: copy(chunk, nbytes, from_, to))
+        self._in_flight += 1
 
     def _finish(self, completion: Completion) -> None:
         self._in_flight -= 1
@@ -588,19 +656,18 @@ class ChunkManager:
 
     def _settle(self, chunk: int) -> None:
         """Wait until no transfer of `chunk` is under way."""
-        entry = self.ledger.entry(chunk)
-        self._wait_until(lambda: not any(entry.locks) and CopyState.LOADING not in entry.copies)
-
-    def _wait_until(self, done: Callable[[], bool]) -> None:
-        while not done():
+        while self._is_moving(chunk):
             self._wait_for_one()
 
-    def _wait_for_one(self) -> None:
+    def _is_moving(self, chunk: int) -> bool:
+        return CopyState.LOADING in self.ledger.entry(chunk).copies
+
+    def _wait_for_one(self, *, loads: bool = True) -> None:
         """Wait until some transfer ends, and start what that makes possible."""
         if not self._in_flight:
             raise ChunkStateError("a transfer is waited for that was never started")
         self._finish(self._threads.wait())
-        self._pump()
+        self._pump(loads=loads)
 
     def _view_died(self, view: int, chunk: int) -> None:
         self._views.pop(view, None)
