@@ -37,6 +37,7 @@ from patrickstar.comm.groups import (
     mesh_groups,
     mesh_topology,
     require_initialized,
+    store_host,
 )
 from patrickstar.comm.lane import Job
 from patrickstar.comm.messages import Messages
@@ -103,7 +104,14 @@ class Communicator:
             fate.lane = StreamLane(streams, timeout, progress, self.counters, fate.explain)
         beat = min(max(timeout / 20, 0.25), 1.0)
         fate.presence = Presence(
-            store, self.rank, topology.ranks, progress, beat, fate.cannot_finish, fate.lane.poll
+            store,
+            self.rank,
+            topology.ranks,
+            progress,
+            beat,
+            fate.cannot_finish,
+            fate.lane.poll,
+            store_host(),
         )
         place = Place(Kind.CONTROL)
         self.control = self._control(topology.ranks, place)

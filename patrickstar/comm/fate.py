@@ -81,9 +81,10 @@ class Fate:
 
     def end(self) -> None:
         """End the threads, without waiting for calls that have not finished."""
-        self.presence.leave()
         if not self.lane.drain(0.0):
-            self._messages.break_connections()
+            reason = f"rank {self._rank} closed the communicator or ended with calls in flight"
+            self._stop(reason, Verdict((self._rank,), reason))
+        self.presence.leave()
         self.lane.close()
 
     def _stop(self, text: str, verdict: Verdict) -> None:

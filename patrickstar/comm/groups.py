@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -158,6 +159,14 @@ def meet(ranks: Sequence[int], rank: int, timeout: float) -> tuple[Messages, Sto
             f"ranks {tuple(ranks)} could not be connected within {timeout} s; every one of them "
             f"must open the communicator: {error}"
         ) from error
+
+
+def store_host() -> int | None:
+    """Return the global rank whose process hosts the default store, or None if no rank's does.
+
+    Without torchrun, rank 0 hosts it; torchrun has its agent host it and says so.
+    """
+    return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
 
 
 def _fresh_store(ranks: Sequence[int], rank: int) -> c10d.Store:

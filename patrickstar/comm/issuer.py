@@ -33,6 +33,7 @@ A contribution that comes after its place was closed would be lost, so it is ref
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -76,8 +77,22 @@ class _Place:
 class _Step:
     """The state of one step; a new one for each `begin`."""
 
-    places: list[_Place] = field(default_factory=list)
+    places: list[_Place]
     turn: int = 0
+    open: dict[Slot, deque[int]] = field(default_factory=lambda: defaultdict(deque))
+
+    def __post_init__(self) -> None:
+        for index, place in enumerate(self.places):
+            self.open[place.slot].append(index)
+
+    def take(self, slot: Slot) -> int | None:
+        """Return the first place of `slot` that is neither asked for nor closed, once."""
+        indices = self.open.get(slot)
+        while indices:
+            index = indices.popleft()
+            if not self.places[index].closed:
+                return index
+        return None
 
 
 class Ticket:
@@ -186,11 +201,11 @@ class OrderedIssuer:
         slot = Slot(collective, chunk)
         with self._lock:
             step = self._begun()
-            for index, place in enumerate(step.places):
-                if place.slot == slot and place.issue is None and not place.closed:
-                    place.issue = issue
-                    self._advance(step)
-                    return Ticket(self, step, index)
+            index = step.take(slot)
+            if index is not None:
+                step.places[index].issue = issue
+                self._advance(step)
+                return Ticket(self, step, index)
             known = [place for place in step.places if place.slot == slot]
             if any(place.closed for place in known):
                 raise CommError(

@@ -11,6 +11,7 @@ Silence alone never ends a wait early: a rank may be starved of CPU for seconds 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -49,6 +50,7 @@ class Presence:
         on_verdict: called on the watching thread, once, with the evidence that a call which this
             rank waits in can never finish.
         poll: called before `progress` is looked at.
+        host: the global rank whose process hosts the store; None: no rank's.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Presence:
         beat: float,
         on_verdict: Callable[[Kind, Mark, Verdict], None],
         poll: Callable[[], None],
+        host: int | None = None,
     ) -> None:
         self._store = store
         self._rank = rank
@@ -68,6 +71,7 @@ class Presence:
         self._beat = beat
         self._on_verdict = on_verdict
         self._poll = poll
+        self._host = host
         self._lock = threading.Lock()
         self._count = 0
         self._status = "up"
@@ -83,7 +87,8 @@ class Presence:
             if self._status != "up":
                 return
             self._status, self._verdict = "failed", verdict
-        self._publish()
+        with contextlib.suppress(RuntimeError):  # the store may be what failed
+            self._publish()
 
     def leave(self) -> None:
         """Publish that this rank takes part no longer, and stop publishing."""
@@ -92,7 +97,8 @@ class Presence:
                 self._status = "left"
         if not self._stopped.is_set():
             self._stopped.set()
-            self._publish()
+            with contextlib.suppress(RuntimeError):
+                self._publish()
 
     def diagnose(self, kind: Kind, mine: Mark, cause: str) -> Verdict:
         """Watch the others for a few beats and return who is to blame for a failed call."""
@@ -111,10 +117,10 @@ class Presence:
             silent = {rank for rank in latest if latest[rank]["count"] == first[rank]["count"]}
             return final_verdict(self._rank, kind, mine, _reports(latest, silent), cause)
         except RuntimeError as error:
+            host = "the launcher's agent" if self._host is None else f"rank {self._host}"
             return Verdict(
-                (),
-                f"{cause}; the store that ranks meet at is unreachable too ({error}), so the rank "
-                "or agent that hosts it, usually with rank 0, is likely gone",
+                () if self._host is None else (self._host,),
+                f"{host} hosts the store that ranks meet at, which is gone ({error}; {cause})",
             )
 
     def _watch(self) -> None:

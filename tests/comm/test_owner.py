@@ -81,7 +81,7 @@ def use(comm: Communicator, mode: str, numel: int) -> Work:
     return sharded.all_gather_many([Part("c", full), Part("d", torch.zeros(numel))])
 
 
-@pytest.mark.parametrize("numel", [4 * 32, 4 * 4096])
+@pytest.mark.parametrize("numel", [4 * 32, 4 * 1024])
 def test_scratch_memory_is_the_closed_formula_however_long_the_chunk(ranks, numel):
     size, segment = 4, SEGMENT * 4
     for rank, scratch in enumerate(ranks.run(measure_scratch, size, numel)):
