@@ -36,6 +36,7 @@ def write_checkpoint(
     *,
     extra_files: Mapping[str, bytes] | None = None,
     keep: int | None = None,
+    latest: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
     """Write the checkpoint `folder/tag` and make it the latest; see `checkpoint.folder`.
@@ -44,12 +45,13 @@ def write_checkpoint(
         state: JSON; what belongs in it is up to the caller.
         extra_files: small files that go along, such as the model's config.json.
         keep: how many checkpoints the folder has at most afterwards; None keeps all.
+        latest: whether it becomes the latest.
         shard_bytes: the longest file of tensors, in bytes, unless one tensor is longer.
 
     Returns:
         the folder of the checkpoint.
     """
-    with folders.new_checkpoint(folder, tag, keep) as temporary:
+    with folders.new_checkpoint(folder, tag, keep, latest=latest) as temporary:
         records = write_shards(temporary, WEIGHTS, weights, shard_bytes)
         records |= write_shards(temporary, OPTIMIZER, optimizer, shard_bytes)
         for name, data in (extra_files or {}).items():
@@ -57,6 +59,39 @@ def write_checkpoint(
             records[name] = record_of(data)
         write_manifest(temporary, Manifest(folders.next_sequence(folder), records, state))
     return folder / tag
+
+
+def publish_weights(
+    folder: Path,
+    stem: str,
+    weights: Sequence[TensorSource],
+    extra_files: Mapping[str, bytes] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write weights into a folder that may have other files: `stem.safetensors`, or shards.
+
+    Written beside, and renamed when complete, file by file, the index last. Other `stem` files of
+    safetensors that were there are removed then.
+
+    Raises:
+        CheckpointError: the disk is full or failed.
+    """
+    with folders.beside(folder, stem) as temporary:
+        records = write_shards(temporary, stem, weights, shard_bytes)
+        index, single = f"{stem}.safetensors.index.json", f"{stem}.safetensors"
+        names = [name for name in records if name != index]
+        if len(names) == 1:
+            (temporary / names.pop()).rename(temporary / single)
+            (temporary / index).unlink()
+            names, index = [single], ""
+        for name, data in (extra_files or {}).items():
+            write_new(temporary / name, data)
+            names.append(name)
+        folders.move_files(temporary, folder, [*names, index] if index else names)
+        if index:
+            (folder / single).unlink(missing_ok=True)
+        else:
+            (folder / f"{stem}.safetensors.index.json").unlink(missing_ok=True)
 
 
 class Checkpoint:

@@ -24,13 +24,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from patrickstar.checkpoint import manifest
 from patrickstar.checkpoint.paths import check_name, read_small, sync_folder, write_new
-from patrickstar.errors import CheckpointError
+from patrickstar.errors import CheckpointError, SpoolError
 
 LATEST = "latest"
 _RENAME_EXCHANGE = 2
@@ -38,7 +38,9 @@ _AT_FDCWD = -100
 
 
 @contextmanager
-def new_checkpoint(folder: Path, tag: str, keep: int | None = None) -> Iterator[Path]:
+def new_checkpoint(
+    folder: Path, tag: str, keep: int | None = None, *, latest: bool = True
+) -> Iterator[Path]:
     """A temporary folder to write a checkpoint into; at the end it becomes `folder/tag`.
 
     If the body raises, everything is as it was before.
@@ -46,6 +48,7 @@ def new_checkpoint(folder: Path, tag: str, keep: int | None = None) -> Iterator[
     Args:
         keep: how many checkpoints there are at most afterwards; older ones are removed. None keeps
             all.
+        latest: whether it becomes the latest.
 
     Raises:
         CheckpointError: the tag is no plain name, or the disk is full or failed.
@@ -55,35 +58,59 @@ def new_checkpoint(folder: Path, tag: str, keep: int | None = None) -> Iterator[
         raise CheckpointError(f"a checkpoint cannot have the tag {tag!r}; choose another")
     if keep is not None and keep < 1:
         raise CheckpointError(f"keep={keep} would remove the checkpoint itself; use 1 or more")
+    with beside(folder, tag) as temporary:
+        yield temporary
+        # Written where nobody looks yet; a rename is all that is left to do then.
+        if latest:
+            write_new(temporary / LATEST, f"{tag}\n".encode())
+        sync_folder(temporary)
+        _move_into_place(temporary, folder / tag)
+        if latest:
+            os.replace(folder / tag / LATEST, folder / LATEST)
+        sync_folder(folder)
+    if keep is not None:
+        _remove_old(folder, tag, keep)
+
+
+@contextmanager
+def beside(folder: Path, name: str) -> Iterator[Path]:
+    """A private temporary folder in `folder`, which is made if need be; gone at the end.
+
+    Raises:
+        CheckpointError: for any failure of the disk inside.
+    """
     try:
         _make_folder(folder)
         _remove_leftovers(folder)
         # 0700, and not to be guessed.
-        temporary = Path(tempfile.mkdtemp(prefix=f".{tag}.tmp-", dir=folder))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{name}.tmp-", dir=folder))
         try:
             with _locked(temporary):
                 yield temporary
-                # Written where nobody looks yet; the rename is all that is left to do then.
-                write_new(temporary / LATEST, f"{tag}\n".encode())
-                sync_folder(temporary)
-                _move_into_place(temporary, folder / tag)
-                os.replace(folder / tag / LATEST, folder / LATEST)
-                sync_folder(folder)
-        except BaseException:
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        if keep is not None:
-            _remove_old(folder, tag, keep)
+    except SpoolError:  # what was to be read, not what was to be written
+        raise
     except OSError as error:
         reason = error.strerror or str(error)
-        hint = (
-            "free some space, or save with a smaller keep="
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "the checkpoints that were there before are as they were"
-        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason += "; free some space, or keep fewer checkpoints with keep="
         raise CheckpointError(
-            f"the checkpoint {tag!r} could not be written to {str(folder)!r}: {reason}; {hint}"
+            f"{name!r} could not be written to {str(folder)!r}: {reason}. "
+            "The checkpoints that were there before are as they were"
         ) from error
+
+
+def move_files(temporary: Path, folder: Path, names: Sequence[str]) -> None:
+    """Move complete files from a temporary folder into `folder`, each in one step, in order."""
+    for name in names:
+        os.replace(temporary / name, folder / name)
+    sync_folder(folder)
+
+
+def has_latest(folder: Path) -> bool:
+    """Whether `folder` says which checkpoint is the newest."""
+    return (folder / LATEST).is_file()
 
 
 def find(folder: Path, tag: str | None) -> Path:

@@ -30,6 +30,7 @@ from patrickstar.errors import CheckpointError
 FORMAT, VERSION = "patrickstar-checkpoint", 1
 NAME = "state.json"
 _LONGEST = 128 << 20
+_HEX = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,8 @@ def _record(name: str, entry: Any, where: str) -> FileRecord:
     check_name(name, f"a file named in {where!r}")
     if isinstance(entry, dict):
         nbytes, sha256 = entry.get("bytes"), entry.get("sha256")
-        if isinstance(nbytes, int) and nbytes >= 0 and isinstance(sha256, str):
-            if re.fullmatch("[0-9a-f]{64}", sha256):
-                return FileRecord(nbytes, sha256)
+        if isinstance(nbytes, int) and isinstance(sha256, str) and _HEX.fullmatch(sha256):
+            return FileRecord(nbytes, sha256)
     raise CheckpointError(f"{where!r} has no proper record of the file {name!r}")
 
 

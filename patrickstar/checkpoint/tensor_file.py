@@ -101,15 +101,17 @@ def _write_tensor(
             assert part.dtype is source.dtype, f"{source.name}: {part.dtype}"
             data = bytes_of(part.detach().cpu().contiguous())
             hashed = pool.submit(update, data)
-            write_all(file, data, offset)
-            hashed.result()
+            try:
+                write_all(file, data, offset)
+            finally:
+                hashed.result()  # whatever happens, nobody reads the part once it is given up
             offset += data.nbytes
             del part, data, hashed  # nothing may keep the part's memory in use from here on
     return offset
 
 
 def _parts(source: TensorSource) -> Generator[torch.Tensor, None, None]:
-    """As a generator, which can be closed, so that a failed write gives up what it holds at once."""
+    """As a generator, which can be closed: a failed write gives up what it holds at once."""
     yield from source.parts()
 
 

@@ -7,20 +7,26 @@ that say when an accumulation is complete. Everything it works with is handed in
 
 from __future__ import annotations
 
+import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from patrickstar.checkpoint import has_latest
 from patrickstar.engine.compiled import pin_compiled_modules
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.refusal import shapes_of, with_smallest
+from patrickstar.engine.resuming import What, load
 from patrickstar.engine.saved_tensors import SavedTensors
+from patrickstar.engine.saving import Counters, Training, save, save_weights
 from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
@@ -35,6 +41,8 @@ class Engine(nn.Module):
         module: the user's module.
         micro_steps: backwards so far.
         global_steps: optimizer steps so far, skipped ones included.
+        data_position: what checkpoints keep of the data, by its `state_dict` and `load_state_dict`;
+            set by whoever feeds the run.
     """
 
     module: nn.Module
@@ -57,6 +65,7 @@ class Engine(nn.Module):
         self.accumulation_steps = accumulation_steps
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
+        self.data_position: Any | None = None
         self._last_inputs: Any = None
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -201,6 +210,123 @@ class Engine(nn.Module):
     ) -> Any:
         """Load weights into the chunks; master weights take their full precision."""
         return load_state_dict(self.module, self._state, state_dict, strict=strict)
+
+    # Checkpoints
+
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+        *,
+        keep: int | None = None,
+    ) -> bool:
+        """Write the checkpoint `save_dir/tag`, complete or not at all; see `engine.saving`.
+
+        Args:
+            tag: a plain name; "global_step" and the number of steps if not given.
+            client_state: numbers, texts, bytes, small tensors, lists, tuples and dicts of yours.
+            save_latest: whether `load_checkpoint` finds it without its tag.
+            exclude_frozen_parameters: leave out what is not trained.
+            keep: how many checkpoints `save_dir` has at most afterwards; older ones are removed.
+
+        Returns:
+            True, as DeepSpeed does.
+
+        Raises:
+            CheckpointError: something cannot be stored, or the disk is full or failed; the
+                checkpoints that were there before are as they were.
+        """
+        save(
+            self._training(),
+            Path(save_dir),
+            f"global_step{self.global_steps}" if tag is None else str(tag),
+            dict(client_state or {}),
+            keep=keep,
+            latest=save_latest,
+            frozen=not exclude_frozen_parameters,
+        )
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+    ) -> tuple[str | None, dict[str, Any]]:
+        """Go on from the checkpoint `load_dir/tag`, or from the latest; see `engine.resuming`.
+
+        Args:
+            load_module_strict: the checkpoint must have exactly this model's weights.
+            load_module_only: take nothing but the weights.
+
+        Returns:
+            the checkpoint's folder, and the `client_state` it was saved with; None and {} if no tag
+            is given and `load_dir` has no latest checkpoint.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or does not fit this run.
+        """
+        if tag is None and not has_latest(Path(load_dir)):
+            warnings.warn(
+                f"there is no file 'latest' in {str(load_dir)!r}: nothing is loaded, and training "
+                "starts anew",
+                stacklevel=2,
+            )
+            return None, {}
+        what = What(
+            optimizer=load_optimizer_states and not load_module_only,
+            scheduler=load_lr_scheduler_states and not load_module_only,
+            progress=not load_module_only,
+            strict=load_module_strict,
+        )
+        path, client_state, counters = load(self._training(), Path(load_dir), tag, what)
+        self.global_steps, self.micro_steps = counters.global_steps, counters.micro_steps
+        self.skipped_steps = counters.skipped_steps
+        return str(path), client_state
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "model.safetensors",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write the weights in the training precision, as safetensors that transformers loads.
+
+        Args:
+            save_filename: a name that ends with ".bin" gets ".safetensors" instead.
+
+        Returns:
+            True, as DeepSpeed does.
+
+        Raises:
+            CheckpointError: as `save_checkpoint`.
+        """
+        save_weights(
+            self._training(), Path(save_dir), save_filename, frozen=not exclude_frozen_parameters
+        )
+        return True
+
+    def _training(self) -> Training:
+        assert self.optimizer is not None
+        return Training(
+            self.module,
+            self._state,
+            self._gradients,
+            self._segments,
+            self._precision,
+            self.optimizer,
+            self.optimizer.stepping,
+            Counters(
+                self.global_steps, self.micro_steps, self.skipped_steps, self.accumulation_steps
+            ),
+            self.data_position,
+        )
 
     def extra_repr(self) -> str:
         tiers = ", ".join(tier.name for tier in self._state.manager.tiers)

@@ -56,6 +56,11 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._scratch = Scratch()
 
     @property
+    def stepping(self) -> Stepping:
+        """What decides about scale, clipping, overflow and the schedule."""
+        return self._stepping
+
+    @property
     def grad_norm(self) -> float | None:
         """The global gradient norm at the last step, before clipping."""
         return self._stepping.grad_norm

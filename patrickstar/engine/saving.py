@@ -1,0 +1,354 @@
+"""What of a run goes into a checkpoint, and how it is read out of the chunks.
+
+Tensors are stored by the names of the user's module, whole: how they lie in chunks, on which tier,
+and whether they are kept in pieces is the business of the run that saves, not of the one that
+loads. They are written in the order in which they lie in the chunks, so each chunk is fetched once
+for each kind of it, and one at a time: saving needs no memory beyond what the budgets hold anyway.
+
+Under the name of a parameter the optimizer's file has `master/NAME`, a tensor for each state of the
+optimizer (`exp_avg/NAME`), and in the middle of an accumulation `gradient/NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from patrickstar.checkpoint import (
+    SHARD_BYTES,
+    TensorSource,
+    check_name,
+    encode,
+    publish_weights,
+    rng_state,
+    write_checkpoint,
+)
+from patrickstar.checkpoint.progress import Progress
+from patrickstar.engine.construct import view_of
+from patrickstar.engine.gradients import Gradients
+from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.parameter import ManagedParameter
+from patrickstar.engine.pieces import PiecedParameter
+from patrickstar.engine.precision import Precision
+from patrickstar.engine.segments import Segments
+from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.engine.stepping import Stepping
+from patrickstar.errors import CheckpointError
+from patrickstar.memory import Access, Chunk, Use
+
+MASTER, GRADIENT = "master", "gradient"
+
+
+@dataclass
+class Counters:
+    """How far the run is."""
+
+    global_steps: int
+    micro_steps: int
+    skipped_steps: int
+    accumulation_steps: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of a run that a checkpoint is made of.
+
+    Attributes:
+        data: what knows the position in the data, by `state_dict` and `load_state_dict`, if
+            anything does.
+    """
+
+    module: nn.Module
+    state: ModelState
+    gradients: Gradients
+    segments: Segments
+    precision: Precision
+    optimizer: ChunkedOptimizer
+    stepping: Stepping
+    counters: Counters
+    data: Any | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a parameter that have a place in chunks; elements are counted from `first` on."""
+
+    rows: tuple[int, int]
+    first: int
+    aligned: AlignedChunks
+    slot: Slot
+
+    def progress(self) -> Progress:
+        aligned, slot = self.aligned, self.slot
+        rows = self.rows[1] - self.rows[0]
+        trained = aligned.gradient is not None
+        return Progress(
+            rows,
+            slot.step,
+            trained and aligned.started,
+            trained and aligned.changed and aligned.master is not None,
+            slot.has_grad,
+        )
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter of the model with its places in chunks, in order."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+def members(training: Training) -> list[Member]:
+    """All parameters that live in chunks, in the order of the chunks; tied ones once."""
+    order = {id(aligned): index for index, aligned in enumerate(training.state.aligned)}
+    found = []
+    for name, parameter in training.module.named_parameters():
+        if isinstance(parameter, PiecedParameter):
+            rows = list(parameter.rows())
+        elif type(parameter) is ManagedParameter:
+            rows = [(0, parameter.shape[0] if parameter.dim() else 1, parameter)]
+        else:
+            continue
+        shape = tuple(parameter.shape)
+        width = torch.Size(shape[1:]).numel()
+        parts = tuple(
+            Part((start, stop), start * width, *training.state.of(piece))
+            for start, stop, piece in rows
+        )
+        found.append(Member(name, shape, parts))
+    return sorted(found, key=lambda m: (order[id(m.parts[0].aligned)], m.parts[0].slot.offset))
+
+
+def other_tensors(training: Training) -> dict[str, torch.Tensor]:
+    """What of the model's state lives in no chunk: persistent buffers, parameters of other kinds.
+
+    Raises:
+        CheckpointError: one of them is no plain tensor.
+    """
+    found: dict[str, torch.Tensor] = {
+        name: parameter.detach()
+        for name, parameter in training.module.named_parameters()
+        if not isinstance(parameter, ManagedParameter | PiecedParameter)
+    }
+    seen: set[int] = set()
+    for prefix, owner in training.module.named_modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is None or name in owner._non_persistent_buffers_set or id(buffer) in seen:
+                continue
+            seen.add(id(buffer))
+            found[f"{prefix}.{name}" if prefix else name] = buffer.detach()
+    for name, tensor in found.items():
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            raise CheckpointError(
+                f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout}, which a "
+                "checkpoint cannot hold; save it on its own"
+            )
+    return found
+
+
+def weight_sources(training: Training, *, frozen: bool = True) -> list[TensorSource]:
+    """The model's weights in the training precision, and its buffers."""
+    found = [
+        _source(training, member.name, member, lambda aligned: aligned.parameter)
+        for member in members(training)
+        if frozen or member.parts[0].aligned.gradient is not None
+    ]
+    return found + [TensorSource.of(n, t) for n, t in other_tensors(training).items()]
+
+
+def optimizer_sources(training: Training) -> list[TensorSource]:
+    """Master weights, the optimizer's states, and gradients of an incomplete accumulation."""
+    everything, found = members(training), []
+    for member in everything:
+        if member.parts[0].aligned.master is not None:
+            found += [_source(training, f"{MASTER}/{member.name}", member, lambda a: a.master)]
+    for name in {name: None for aligned in training.state.aligned for name in aligned.states}:
+        initial = _initial(training, name)
+        for member in everything:
+            if any(name in part.aligned.states and part.aligned.started for part in member.parts):
+                key, chunk = f"{name}/{member.name}", _state_chunk(name)
+                found += [_source(training, key, member, chunk, _is_started, initial)]
+    for member in everything:
+        if any(part.slot.has_grad for part in member.parts):
+            key = f"{GRADIENT}/{member.name}"
+            found += [_source(training, key, member, lambda a: a.gradient, _has_gradient)]
+    return found
+
+
+def save(
+    training: Training,
+    folder: Path,
+    tag: str,
+    client_state: dict[str, Any],
+    *,
+    keep: int | None = None,
+    latest: bool = True,
+    frozen: bool = True,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write the checkpoint `folder/tag`.
+
+    Args:
+        keep: how many checkpoints `folder` has at most afterwards; None keeps all.
+        latest: whether it becomes the latest.
+        frozen: whether parameters that are not trained are in it; if not, it can only be loaded
+            into a model that has them already.
+    """
+    # The accesses that follow are no part of the iteration that may be running.
+    training.state.manager.abandon_iteration()
+    everything = weight_sources(training)
+    sources = everything if frozen else weight_sources(training, frozen=False)
+    kept = {source.name for source in sources}
+    state = run_state(training, client_state)
+    state["excluded"] = [source.name for source in everything if source.name not in kept]
+    return write_checkpoint(
+        folder,
+        tag,
+        sources,
+        optimizer_sources(training),
+        state,
+        extra_files=config_file(training.module),
+        keep=keep,
+        latest=latest,
+        shard_bytes=shard_bytes,
+    )
+
+
+def save_weights(
+    training: Training,
+    folder: Path,
+    name: str,
+    *,
+    frozen: bool = True,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the weights alone to `folder`, in the training precision, for use elsewhere.
+
+    Files that are there already are replaced one by one, each in one step, the index last.
+    """
+    stem = check_name(name, "the name of the weights").removesuffix(".safetensors")
+    stem = "model" if stem == "pytorch_model.bin" else stem.removesuffix(".bin")
+    training.state.manager.abandon_iteration()
+    sources = weight_sources(training, frozen=frozen)
+    publish_weights(folder, stem, sources, config_file(training.module), shard_bytes)
+
+
+def run_state(training: Training, client_state: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is no tensor of the model or the optimizer, as JSON."""
+    optimizer, scaler = training.optimizer, training.precision.scaler
+    scheduler, stepping = training.stepping.scheduler, training.stepping
+    return {
+        "counters": dict(vars(training.counters)),
+        "precision": training.precision.name,
+        "loss_scale": _stateful(scaler, "loss scale"),
+        "grad_norm": encode(stepping.grad_norm, "grad_norm"),
+        "applied": stepping.applied,
+        "optimizer": {
+            "type": training.state.rule.name,
+            "groups": [
+                {
+                    key: encode(value, f"parameter group {index}[{key!r}]")
+                    for key, value in group.items()
+                    if key != "params"
+                }
+                for index, group in enumerate(optimizer.param_groups)
+            ],
+        },
+        "parameters": {
+            m.name: [part.progress().to_json() for part in m.parts] for m in members(training)
+        },
+        "scheduler": _stateful(scheduler, "scheduler"),
+        "data": _stateful(training.data, "data position"),
+        "rng": [rng_state()],  # of every process
+        "extra_state": _extra_states(training.module),
+        "client": encode(client_state, "client_state"),
+    }
+
+
+def config_file(module: nn.Module) -> dict[str, bytes]:
+    """The `config.json` of a Hugging Face model, which makes its checkpoint loadable there."""
+    to_json = getattr(getattr(module, "config", None), "to_json_string", None)
+    if not callable(to_json):
+        return {}
+    try:
+        config = json.loads(to_json())
+    except (TypeError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    config.setdefault("architectures", [type(module).__name__])
+    return {"config.json": (json.dumps(config, indent=2) + "\n").encode()}
+
+
+def _source(
+    training: Training,
+    key: str,
+    member: Member,
+    chunk_of: Callable[[AlignedChunks], Chunk | None],
+    has_values: Callable[[Part], bool] = lambda part: True,
+    initial: float = 0.0,
+) -> TensorSource:
+    """A tensor out of the chunks of one kind; `initial` where a part of it has no values yet."""
+    manager, first = training.state.manager, chunk_of(member.parts[0].aligned)
+    assert first is not None, key
+
+    def contents() -> Iterator[torch.Tensor]:
+        for part in member.parts:
+            chunk, slot = chunk_of(part.aligned), part.slot
+            if chunk is None or not has_values(part):
+                yield torch.full(slot.shape, initial, dtype=first.dtype)
+                continue
+            # Where it is quickest to read; on the tier that updates run on otherwise.
+            fast = manager.ledger.is_valid(chunk.id, 0)
+            tier = 0 if fast else training.state.update_tier
+            with manager.use([Use(chunk.id, Access.READ, tier)]):
+                yield view_of(manager.tensor(chunk, tier), slot.offset, slot.shape, slot.stride)
+
+    return TensorSource(key, first.dtype, member.shape, contents)
+
+
+def _is_started(part: Part) -> bool:
+    return part.aligned.started
+
+
+def _has_gradient(part: Part) -> bool:
+    return part.slot.has_grad
+
+
+def _state_chunk(name: str) -> Callable[[AlignedChunks], Chunk | None]:
+    return lambda aligned: aligned.states.get(name)
+
+
+def _initial(training: Training, name: str) -> float:
+    specifications = (
+        specification
+        for group in training.optimizer.param_groups
+        for specification in training.state.rule.states(group)
+    )
+    return next((s.init for s in specifications if s.name == name), 0.0)
+
+
+def _stateful(owner: Any | None, what: str) -> Any:
+    """The state of something with `state_dict`, with the name of its class."""
+    if owner is None:
+        return None
+    return {"type": type(owner).__name__, "state": encode(owner.state_dict(), what)}
+
+
+def _extra_states(module: nn.Module) -> dict[str, Any]:
+    """What modules of the user keep with `get_extra_state`."""
+    found = {}
+    for name, owner in module.named_modules():
+        if type(owner).get_extra_state is not nn.Module.get_extra_state:
+            found[name] = encode(
+                owner.get_extra_state(), f"the extra state of {name or 'the model'}"
+            )
+    return found
