@@ -14,6 +14,7 @@ from patrickstar.errors import ConfigError
 TRAIN = "train_batch_size"
 MICRO = "train_micro_batch_size_per_gpu"
 STEPS = "gradient_accumulation_steps"
+NAMES = (TRAIN, MICRO, STEPS)
 
 
 class Batch(NamedTuple):
@@ -38,9 +39,9 @@ def resolve(train: int | None, micro: int | None, steps: int | None, world_size:
     """
     if world_size < 1:
         raise ConfigError(f"world_size={world_size} must be at least 1")
-    for name, value in ((TRAIN, train), (MICRO, micro), (STEPS, steps)):
+    for name, value in zip(NAMES, (train, micro, steps), strict=True):
         if value is not None and value < 1:
-            raise ConfigError(f"{name}: {value} is not a positive integer")
+            raise ConfigError(f"{name} is {value}; expected a number greater than 0")
     if train is None:
         steps = steps or 1
         micro = micro or 1

@@ -1,95 +1,75 @@
-"""From a dict or a JSON file to a `Config`, or to one clear `ConfigError`."""
+"""From a dict or a JSON file to a `Config`, or to one `ConfigError` that says what to change."""
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from patrickstar.config import batch
+from patrickstar.config import batch, legacy, precision
+from patrickstar.config.check import check
+from patrickstar.config.explain import told
 from patrickstar.config.model import Config
-from patrickstar.config.types import Section
+from patrickstar.config.source import read
+from patrickstar.config.warning import Notes
+from patrickstar.config.zero import disk_tier
 from patrickstar.errors import ConfigError
 
 
 def load_config(
     config: Mapping[str, Any] | str | os.PathLike[str], *, world_size: int = 1
 ) -> Config:
-    """Check `config` and return it resolved and frozen; the argument is not changed.
+    """Check `config` and return it resolved and frozen.
 
     Args:
-        config: a dict, or the path of a JSON file.
-        world_size: data-parallel ranks, for the batch triple.
+        config: a dict, which is not changed, or the path of a JSON file.
+        world_size: data-parallel ranks, for the batch sizes.
 
     Raises:
-        ConfigError: the file is missing or no JSON, a key is unknown, or a value does not fit.
+        ConfigError: the file is missing or no JSON; a key is unknown, refused or given twice; a
+            value is of the wrong type or out of range; or sections contradict each other.
+
+    Warns:
+        ConfigWarning: once, of all keys that have no effect here and all old names.
     """
-    given = _without_auto(dict(config) if isinstance(config, Mapping) else _read(Path(config)))
-    _refuse_unknown(given, Config, "")
+    notes = Notes()
     try:
-        loaded = Config.model_validate(given)
+        loaded = _load(config, world_size, notes)
+    except RecursionError:
+        raise ConfigError("the config is nested too deeply, or contains itself") from None
+    notes.tell(stacklevel=2)
+    return loaded
+
+
+def _load(
+    config: Mapping[str, Any] | str | os.PathLike[str], world_size: int, notes: Notes
+) -> Config:
+    raw = read(config)
+    if isinstance(raw.get("zero_optimization"), bool):
+        stage = int(raw["zero_optimization"])
+        raw["zero_optimization"] = {"stage": stage}
+        notes.add("zero_optimization", f"true and false are old; write {{'stage': {stage}}}")
+    legacy.remark_on_clipping(raw, notes)
+    kept = check(raw, notes)
+    for name in batch.NAMES:
+        if kept.get(name, 0) is None:
+            del kept[name]
+    try:
+        loaded = Config.model_validate(kept)
     except ValidationError as error:
-        raise ConfigError(_told(error)) from None
-    if loaded.fp16.enabled and loaded.bf16.enabled:
-        raise ConfigError("fp16.enabled and bf16.enabled cannot both be true; choose one")
-    triple = batch.resolve(
-        *(
-            getattr(loaded, name) if name in loaded.model_fields_set else None
-            for name in (batch.TRAIN, batch.MICRO, batch.STEPS)
-        ),
-        world_size,
-    )
+        raise ConfigError("\n".join(told(error))) from None
+    precision.check(loaded.fp16, loaded.bf16, loaded.data_types)
+    train, micro, steps = (getattr(loaded, one) if one in kept else None for one in batch.NAMES)
+    triple = batch.resolve(train, micro, steps, world_size)
+    memory = loaded.patrickstar.memory
+    disk = disk_tier(loaded.zero_optimization, memory, notes)
     return loaded.model_copy(
-        update={batch.TRAIN: triple.train, batch.MICRO: triple.micro, batch.STEPS: triple.steps}
+        update={
+            **dict(zip(batch.NAMES, triple, strict=True)),
+            "patrickstar": loaded.patrickstar.model_copy(
+                update={"memory": memory.model_copy(update={"disk": disk})}
+            ),
+        }
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the config file {path} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError(f"the config file {path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"the config file {path} holds no JSON object")
-    return content
-
-
-def _without_auto(section: dict[str, Any]) -> dict[str, Any]:
-    """A copy without the keys that are "auto", which means the default, or null sections."""
-    return {
-        key: _without_auto(value) if isinstance(value, dict) else value
-        for key, value in section.items()
-        if not (isinstance(value, str) and value == "auto")
-    }
-
-
-def _refuse_unknown(given: dict[str, Any], model: type[Section], path: str) -> None:
-    names = {info.alias or name: info for name, info in model.model_fields.items()}
-    for key, value in given.items():
-        where = f"{path}{key}"
-        if key not in names:
-            near = difflib.get_close_matches(str(key), list(names), n=1)
-            hint = f"; did you mean {path}{near[0]}?" if near else ""
-            raise ConfigError(f"{where} is no key of the config{hint}")
-        for inner in _sections(names[key].annotation):
-            if isinstance(value, dict):
-                _refuse_unknown(value, inner, f"{where}.")
-
-
-def _sections(annotation: Any) -> list[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [found for part in getattr(annotation, "__args__", ()) for found in _sections(part)]
-
-
-def _told(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    return f"{path}: {first['input']!r} does not fit: {first['msg']}"

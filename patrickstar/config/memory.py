@@ -1,41 +1,84 @@
-"""Our own section: memory budgets per tier, chunks and policy."""
+"""``patrickstar``: what DeepSpeed has no words for. Budgets of tiers, chunks and the policy.
+
+A budget of a tier is a promise in bytes. "auto", like null, is no promise: as much as there is, and
+for the device that it has no budget of its own.
+"""
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
 from patrickstar.config.key import honoured
-from patrickstar.config.types import Bool, PositiveInt, Section, Str
+from patrickstar.config.types import Bool, PositiveInt, Section
+from patrickstar.errors import ConfigError
 from patrickstar.memory.sizes import parse_bytes
+
+POLICIES = ("planned", "lru", "fifo")
+
+
+def _is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower() == "auto"
 
 
 def _size(value: Any) -> int | None:
-    if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
+    if value is None or _is_auto(value):
         return None
-    return parse_bytes(value)
+    try:
+        return parse_bytes(value)
+    except OverflowError:
+        raise ConfigError("this size is out of range") from None
 
 
 def _disk(value: Any) -> Any:
     """``"PATH"`` or ``"PATH:SIZE"`` as the object they stand for."""
+    if isinstance(value, Path):
+        return {"path": value}
     if not isinstance(value, str):
         return value
     path, colon, size = value.rpartition(":")
-    if not colon or not path:
-        return {"path": value}
+    if colon and path and (_is_auto(size) or _is_size(size)):
+        return {"path": path, "size": size}
+    return {"path": value}
+
+
+def _is_size(text: str) -> bool:
     try:
-        parse_bytes(size)
-    except ValueError:
-        return {"path": value}
-    return {"path": path, "size": size}
+        parse_bytes(text)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
-def _path(value: Any) -> Path:
+def _path(value: Any) -> Any:
     if not isinstance(value, str | Path) or not str(value).strip():
-        raise ValueError("expected the path of a folder")
-    return Path(value)
+        raise ValueError("the path of a folder")
+    return value
+
+
+def _elements(value: Any) -> Any:
+    if _is_auto(value):
+        return "auto"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
+        raise ValueError('a number of elements or "auto"')
+    return value
+
+
+def _policy(value: Any) -> Any:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a string")
+    if value in POLICIES or ":" in value:
+        return value
+    near = difflib.get_close_matches(value.lower(), POLICIES, n=1)
+    raise ConfigError(
+        f"{value!r} is no policy{f', did you mean {near[0]!r}?' if near else ';'} Use 'planned', "
+        "'lru', 'fifo', or 'package.module:Class' with a class of your own"
+    )
 
 
 Size = Annotated[int | None, BeforeValidator(_size)]
@@ -45,27 +88,37 @@ class Disk(Section):
     """``patrickstar.memory.disk``."""
 
     path: Annotated[Path, BeforeValidator(_path)] = honoured(..., "folder of the spool file")
-    size: Size = honoured(None, "budget of the disk tier; null means what the disk has free")
+    size: Size = honoured(
+        None, 'budget of the disk tier, such as `"200GiB"`; null: what the disk has free'
+    )
 
 
 class Memory(Section):
     """``patrickstar.memory``."""
 
-    device: Size = honoured(None, "budget of the compute device; null means none of its own")
-    host: Size = honoured(None, "budget of CPU memory; null means no limit")
+    device: Size = honoured(
+        None, 'budget of the compute device, such as `"8GiB"` or bytes; null: none of its own'
+    )
+    host: Size = honoured(None, "budget of CPU memory; null: no limit")
     disk: Annotated[Disk | None, BeforeValidator(_disk)] = honoured(
-        None, "the lowest tier: an object, or the string 'PATH' or 'PATH:SIZE'"
+        None, 'the lowest tier: an object, or `"PATH"` or `"PATH:SIZE"`'
     )
 
 
 class PatrickStar(Section):
-    """The section ``patrickstar``."""
+    """``patrickstar``."""
 
     memory: Memory = honoured(Memory(), "memory budgets per tier")
-    chunk_size: Literal["auto"] | PositiveInt = honoured("auto", "elements of a chunk")
+    chunk_size: Annotated[int | Literal["auto"], BeforeValidator(_elements)] = honoured(
+        "auto", "elements of a chunk; auto wastes least for the model"
+    )
     piece_size: PositiveInt = honoured(
         2**26, "elements; a parameter longer than this is used in pieces"
     )
-    policy: Str = honoured("planned", "'planned', 'lru', 'fifo', or 'package.module:Class'")
+    policy: Annotated[str, BeforeValidator(_policy)] = honoured(
+        "planned", "what is evicted: planned, lru, fifo, or a class, `package.module:Class`"
+    )
     prefetch: Bool = honoured(True, "fetch chunks ahead of their use")
-    deepspeed_exact: Bool = honoured(False, "reproduce DeepSpeed's arithmetic to the bit")
+    deepspeed_exact: Bool = honoured(
+        False, "reproduce DeepSpeed's arithmetic, also where it has a known defect"
+    )

@@ -45,10 +45,13 @@ def _parse(text: str, path: Path) -> Any:
         return json.loads(text, object_pairs_hook=lambda pairs: _without_duplicates(pairs, path))
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}"
+            f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}; comments, which "
+            "DeepSpeed's reader allows, are not JSON"
         ) from error
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply") from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # a number with too many digits
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
