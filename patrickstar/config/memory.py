@@ -7,6 +7,7 @@ for the device that it has no budget of its own.
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from patrickstar.errors import ConfigError
 from patrickstar.memory.sizes import parse_bytes
 
 POLICIES = ("planned", "lru", "fifo")
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def _is_auto(value: Any) -> bool:
@@ -70,13 +72,12 @@ def _elements(value: Any) -> Any:
 
 
 def _policy(value: Any) -> Any:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a string")
-    if value in POLICIES or ":" in value:
+    if isinstance(value, str) and (value in POLICIES or _CLASS.fullmatch(value)):
         return value
-    near = difflib.get_close_matches(value.lower(), POLICIES, n=1)
+    near = difflib.get_close_matches(str(value).lower(), POLICIES, n=1)
+    shown = "null" if value is None else repr(value)
     raise ConfigError(
-        f"{value!r} is no policy{f', did you mean {near[0]!r}?' if near else ';'} Use 'planned', "
+        f"{shown} is no policy{f', did you mean {near[0]!r}?' if near else ';'} Use 'planned', "
         "'lru', 'fifo', or 'package.module:Class' with a class of your own"
     )
 

@@ -51,9 +51,10 @@ def test_no_batch_key_at_all_is_a_micro_batch_of_one() -> None:
     assert resolved(3) == (3, 1, 1)
 
 
-def test_auto_counts_as_left_out() -> None:
-    config = load_config({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4})
-    assert config.train_batch_size == 4
+def test_auto_and_null_count_as_left_out() -> None:
+    for left_out in ("auto", None):
+        config = load_config({"train_batch_size": left_out, "train_micro_batch_size_per_gpu": 4})
+        assert config.train_batch_size == 4
 
 
 def test_a_contradiction_names_the_three_and_the_world_size() -> None:
@@ -69,7 +70,7 @@ def test_a_remainder_is_refused_instead_of_dropped() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, None, [1]])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True, [1]])
 def test_a_batch_key_is_a_positive_integer(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         load_config({name: value})

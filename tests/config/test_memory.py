@@ -90,7 +90,7 @@ def test_a_bad_chunk_size_is_told_once_with_both_choices(value: Any) -> None:
     message = refusal(chunk_size=value)
     assert "patrickstar.chunk_size" in message
     assert "auto" in message
-    assert "integer" in message
+    assert "number of elements" in message
 
 
 def test_parameters_over_2_to_the_26_elements_are_used_in_pieces() -> None:
