@@ -8,15 +8,15 @@ STAMP  := $(VENV)/.installed
 
 setup: $(STAMP)
 
-# A plain `pip install torch` pulls gigabytes of CUDA. Where there is no NVIDIA driver, a CPU build
-# is asked for first, and the project's own requirement is satisfied by it. pip takes 2.13.0+cpu for
-# newer than 2.13.0, and goes on without an index that it cannot reach.
-CPU_TORCH := torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu
+# A plain `pip install torch` pulls gigabytes of CUDA. Where there is no NVIDIA driver, this release
+# is asked for first, and the project's own requirement is satisfied by it. Where pip does not find a
+# CPU build of it by itself, PIP_EXTRA_INDEX_URL can name an index that has one.
+CPU_TORCH ?= torch==2.13.0
 
 $(STAMP): pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || command -v nvidia-smi >/dev/null || \
-		$(BIN)/pip install -qq --retries 1 $(CPU_TORCH)
+		$(BIN)/pip install --quiet $(CPU_TORCH)
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $(STAMP)
 
@@ -32,7 +32,7 @@ test: setup lint
 # 25M parameters have 389 MiB of state in bf16 (16 bytes each, gradients included); the host gets
 # less than half of that, and the rest goes to a file that vanishes with the run.
 train: setup
-	$(BIN)/patrickstar train --model gpt-25m --steps 100 --batch-size 2 --learning-rate 1e-3 \
+	$(BIN)/patrickstar train --model gpt-25m --steps 60 --batch-size 2 --learning-rate 1e-3 \
 		--host-memory 192MiB --disk runs/spool --metrics runs/train.jsonl
 
 clean:
