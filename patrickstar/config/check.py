@@ -125,7 +125,7 @@ class _Walk:
             return False
         if not key.section or not isinstance(value, dict):
             return value is not None or not key.section
-        if key.switch is not None:
+        if key.switch is not None or key.status is Status.REJECTED:
             return _switched_on(key, value)
         rows = ((TABLE.get(f"{key.path}.{name}"), inner) for name, inner in value.items())
         return any(

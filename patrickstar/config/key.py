@@ -53,6 +53,7 @@ class Key:
         free: of a section: whether keys are allowed in it that are not in the table.
         today: of an old name: the path of the key that took its place.
         convert: of an old name: makes today's value of an old one.
+        ours: our own default, of a key of ours that DeepSpeed does not have.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Key:
     free: bool = False
     today: str = ""
     convert: Callable[[Any], Any] | None = None
+    ours: Any = UNSET
 
     @property
     def parent(self) -> str:

@@ -45,14 +45,18 @@ def _fields(model: type[Section], parent: str) -> Iterator[Key]:
         extra: Mapping[str, Any] = (
             field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         )
+        default, ours = _default(field, extra), UNSET
+        if path == _OURS or path.startswith(f"{_OURS}."):
+            default, ours = ours, default
         yield Key(
             path,
             Status.HONOURED,
-            _default(field, extra, path),
+            default,
             field.description or "",
             extra.get("note", ""),
             section=inner is not None or bool(extra.get("free")),
             free=bool(extra.get("free")),
+            ours=ours,
         )
         if inner is not None:
             yield from _fields(inner, path)
@@ -66,11 +70,9 @@ def _model_of(field: FieldInfo) -> type[Section] | None:
     return None
 
 
-def _default(field: FieldInfo, extra: Mapping[str, Any], path: str) -> Any:
-    if path == _OURS or path.startswith(f"{_OURS}."):
-        return UNSET
+def _default(field: FieldInfo, extra: Mapping[str, Any]) -> Any:
     default = extra.get("deepspeed", field.default)
-    if isinstance(default, Section):
+    if isinstance(default, Section) or extra.get("free"):
         return {}
     return UNSET if default is PydanticUndefined else default
 

@@ -85,7 +85,7 @@ OTHER_KEYS: tuple[Key, ...] = (
         Bool,
         False,
         "use PyTorch's Adam",
-        "Adam, AdamW; its defaults",
+        "Adam, AdamW; with its defaults",
     ),
     parameter("optimizer.params.momentum", Float, 0.0, "decay of the momentum", "SGD; Muon 0.95"),
     parameter("optimizer.params.nesterov", Bool, False, "Nesterov's momentum", "SGD"),

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from patrickstar.config import offload
-from patrickstar.config.key import Key, accepted, honoured, rejected, renamed
+from patrickstar.config.key import Key, Status, accepted, honoured, rejected, renamed, within
 from patrickstar.config.memory import Disk, Memory
 from patrickstar.config.offload import Offload
-from patrickstar.config.types import Bool, Int, Section
+from patrickstar.config.types import Bool, Fraction, Int, Section, Str
 from patrickstar.config.warning import Notes
 from patrickstar.config.zero_tuning import TUNING_KEYS
 from patrickstar.errors import ConfigError
@@ -63,12 +63,26 @@ OTHER_KEYS: tuple[Key, ...] = (
         "an old key that DeepSpeed ignores too; use `pin_memory` of the offload blocks",
     ),
     *TUNING_KEYS,
-    rejected(
-        "zero_optimization.zenflow",
-        Any,
-        None,
-        "update unimportant gradients late",
-        "it changes the numbers; leave it out, budgets and prefetching hide transfers exactly",
+    *within(
+        Key(
+            "zero_optimization.zenflow",
+            Status.REJECTED,
+            None,
+            "update unimportant gradients late",
+            "it changes the numbers; leave it out, updates are exact and transfers are hidden",
+        ),
+        (
+            accepted("topk_ratio", Fraction, 0.1, "share of important columns"),
+            accepted("select_strategy", Str, "auto", "choose them by auto, step or epoch"),
+            accepted("select_interval", Int | Str, "auto", "steps or epochs between choices"),
+            accepted("update_interval", Int | Str, "auto", "steps between late updates"),
+            accepted("overlap_step", Bool, False, "update on the CPU during the next step"),
+            accepted("offload", Bool, False, "keep their states on the CPU"),
+            accepted("auto_ratio", Fraction, 0.99, "threshold of update_interval auto"),
+            accepted("full_warm_up_rounds", Int, 0, "first steps with full updates"),
+            accepted("pt_reserved_cores_perc", Fraction, 0.5, "share of cores kept for PyTorch"),
+            accepted("steps_per_epoch", Int, None, "set by DeepSpeed itself"),
+        ),
     ),
     rejected(
         "zero_optimization.zero_quantized_weights",
