@@ -29,8 +29,10 @@ def field(values: Mapping[str, Any], key: str, kind: type[T]) -> T:
 def count(values: Mapping[str, Any], key: str) -> int:
     """`values[key]`, which must be an int of at least 0. Errors as `field`."""
     value = field(values, key, int)
-    if value < 0:
-        raise CheckpointError(f"{key!r} in the checkpoint's state.json is {value}, less than 0")
+    if not 0 <= value < 1 << 63:
+        raise CheckpointError(
+            f"{key!r} in the checkpoint's state.json is {str(value)[:40]}, no count"
+        )
     return value
 
 

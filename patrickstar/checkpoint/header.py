@@ -169,9 +169,9 @@ def parse_header(
         dtype = torch_dtype(code) if isinstance(code, str) else None
         if dtype is None:
             wrong(f"tensor {name[:80]!r} has the unknown dtype {str(code)[:20]!r}")
-        if not _is_shape(shape):
+        if not is_shape(shape):
             wrong(f"tensor {name[:80]!r} has no proper shape")
-        if not _is_shape(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1]:
+        if not is_shape(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1]:
             wrong(f"tensor {name[:80]!r} has no proper data_offsets")
         nbytes = _limited_product([*shape, dtype.itemsize], data_bytes)
         if nbytes is None or nbytes != offsets[1] - offsets[0] or offsets[1] > data_bytes:
@@ -210,7 +210,8 @@ def _parse_json(header: bytes, wrong: Any) -> dict[str, Any]:
     return made
 
 
-def _is_shape(value: object) -> bool:
+def is_shape(value: object) -> bool:
+    """Whether `value`, out of JSON, can be the shape of a tensor."""
     return (
         isinstance(value, list)
         and len(value) <= _MOST_DIMENSIONS

@@ -16,14 +16,14 @@ Nothing else is accepted, and nothing is ever executed to read it.
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from patrickstar.checkpoint.header import dtype_code, torch_dtype
+from patrickstar.checkpoint.header import dtype_code, is_shape, torch_dtype
 from patrickstar.checkpoint.tensor_file import bytes_of
 from patrickstar.errors import CheckpointError
 
@@ -70,26 +70,30 @@ def encode(value: Any, where: str, depth: int = 0) -> Any:
     )
 
 
-def decode(value: Any, where: str) -> Any:
+def decode(value: Any, where: str, depth: int = 0) -> Any:
     """What `encode` was given.
 
     Raises:
-        CheckpointError: a tag is unknown or its contents are wrong.
+        CheckpointError: a tag is unknown, its contents are wrong, or values are nested too deep.
     """
+    if depth > 3 * _DEEPEST:
+        raise CheckpointError(f"{where[:80]} in the checkpoint is nested too deep")
     if isinstance(value, list):
-        return [decode(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return [decode(v, where, depth + 1) for v in value]
     if not isinstance(value, dict):
         return value
     tags = [key for key in value if key.startswith("$")]
     if not tags:
-        return {key: decode(v, f"{where}[{key!r}]") for key, v in value.items()}
+        return {key: decode(v, where, depth + 1) for key, v in value.items()}
     try:
         (tag,) = value
-        return _TAGS[tag](value[tag], where)
+        return _TAGS[tag](value[tag], where, depth + 1)
     except CheckpointError:
         raise
-    except (KeyError, ValueError, TypeError, binascii.Error) as error:
-        raise CheckpointError(f"{where} in the checkpoint is damaged: {tags[:3]}") from error
+    except (KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{where[:80]} in the checkpoint has a damaged value {tags[0][:20]!r}"
+        ) from error
 
 
 def _encode_tensor(tensor: torch.Tensor, where: str) -> Any:
@@ -104,32 +108,48 @@ def _encode_tensor(tensor: torch.Tensor, where: str) -> Any:
     return {"$tensor": [code, list(tensor.shape), data]}
 
 
-def _decode_tensor(value: Any, where: str) -> torch.Tensor:
-    code, shape, text = value
+def _decode_tensor(value: Any, where: str, depth: int) -> torch.Tensor:
+    code, shape, text = _list(value)
     dtype, data = torch_dtype(code), base64.b64decode(text, validate=True)
-    if dtype is None or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(where)
-    if math.prod(shape) * dtype.itemsize != len(data):
+    if dtype is None or not is_shape(shape) or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(where)
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
 
 
-def _decode_map(value: Any, where: str) -> dict[Any, Any]:
-    return {decode(k, f"a key of {where}"): decode(v, f"{where}[{k!r}]") for k, v in value}
+def _decode_tuple(value: Any, where: str, depth: int) -> tuple[Any, ...]:
+    return tuple(decode(_list(value), where, depth))
 
 
-def _decode_float(value: Any, where: str) -> float:
+def _decode_map(value: Any, where: str, depth: int) -> dict[Any, Any]:
+    return {decode(k, where, depth): decode(v, where, depth) for k, v in map(_list, _list(value))}
+
+
+def _decode_counter(value: Any, where: str, depth: int) -> Counter[Any]:
+    return Counter(_decode_map(value, where, depth))
+
+
+def _decode_float(value: Any, where: str, depth: int) -> float:
     if value not in ("inf", "-inf", "nan"):
         raise ValueError(where)
     return float(value)
 
 
-_TAGS = {
-    "$tuple": lambda value, where: tuple(decode(list(value), where)),
+def _decode_bytes(value: Any, where: str, depth: int) -> bytes:
+    return base64.b64decode(value, validate=True)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(type(value))
+    return value
+
+
+_TAGS: dict[str, Callable[[Any, str, int], Any]] = {
+    "$tuple": _decode_tuple,
     "$map": _decode_map,
-    "$counter": lambda value, where: Counter(_decode_map(value, where)),
+    "$counter": _decode_counter,
     "$float": _decode_float,
-    "$bytes": lambda value, where: base64.b64decode(value, validate=True),
+    "$bytes": _decode_bytes,
     "$tensor": _decode_tensor,
 }
