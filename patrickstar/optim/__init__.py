@@ -2,6 +2,7 @@
 
 from patrickstar.optim.adagrad import Adagrad
 from patrickstar.optim.adam import Adam, AdamW
+from patrickstar.optim.chunked import ChunkedAdamW
 from patrickstar.optim.clip import (
     BlockSums,
     GradNorm,
@@ -39,6 +40,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "BlockSums",
+    "ChunkedAdamW",
     "DynamicLossScale",
     "GradNorm",
     "GradScale",
