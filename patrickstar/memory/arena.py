@@ -8,12 +8,17 @@ the copy into it: on the virtual machine where this was measured, 100 ms against
 So a buffer reserves address space once. *Committing* it gives it pages, *decommitting* parks its
 pages where they are and makes the buffer inaccessible. When another buffer is committed, parked
 pages are moved under it with `mremap(MREMAP_DONTUNMAP)`: no copy, no zeroing, about half a
-millisecond for 64 MiB. Where the system has no such call, pages are given back and asked for anew,
-which is slower and otherwise the same.
+millisecond for 64 MiB. Where the system has no such call, or refuses it, pages are given back and
+asked for anew, which is slower and otherwise the same.
 
-Buffers are page-aligned, so the disk tier reads into them and writes from them directly, and they
-are left out of forked children (`MADV_DONTFORK`): a data-loader worker must neither double the
-memory by copy-on-write nor move pages under an I/O in flight.
+Pages that were moved stay mappings of their own, and most kernels move only inside one mapping: a
+buffer knows where it is cut, and moves go piece by piece. Buffers of one size exchange their pages
+whole. A buffer whose pages are all gone gets a fresh, uncut mapping, so cuts do not pile up.
+
+Buffers are page-aligned, so the disk tier reads into them and writes from them directly. A forked
+child finds them empty (`MADV_WIPEONFORK`): a data-loader worker must neither double the memory by
+copy-on-write nor move pages under an I/O in flight. They are not left out of the child, as the
+older `MADV_DONTFORK` does, since the hole would soon hold something else.
 
 Contents after a commit are arbitrary unless `zero=True`.
 """
@@ -22,8 +27,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import weakref
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -31,10 +38,13 @@ import torch
 
 PAGE = mmap.PAGESIZE
 _HUGE = 2 << 20  # chunks of this size and more are aligned to, and advised for, huge pages
+_MOST_CUTS = 32  # each costs a system call and a mapping, of which a process may have 65,530
 
 _PROT_NONE, _PROT_READ_WRITE = 0, 3
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_FIXED, _NORESERVE = 0x10, getattr(mmap, "MAP_NORESERVE", 0x4000)
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
-_MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 4, 10, 14
+_MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_WIPEONFORK = 4, 10, 14, 18
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -62,11 +72,6 @@ def _load_libc() -> ctypes.CDLL:
     return libc
 
 
-def _checked(status: int, call: str) -> None:
-    if status != 0:
-        raise OSError(ctypes.get_errno(), f"{call} failed")
-
-
 @dataclass(eq=False)
 class Buffer:
     """Reserved address space of `nbytes` bytes (a whole number of pages) under one torch storage.
@@ -74,21 +79,41 @@ class Buffer:
     `storage` is permanent: tensors made over it stay valid objects through every commit and
     decommit. Touching them while the buffer is decommitted is a segmentation fault, as with any
     freed storage; whoever owns the buffer commits it first.
+
+    `cuts` are the offsets at which one mapping of the system may end and another begin, in order.
     """
 
     address: int
     nbytes: int
     storage: torch.UntypedStorage = field(repr=False)
     committed: bool = False
+    cuts: list[int] = field(default_factory=list, repr=False)
 
     def tensor(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
         """A flat view of `numel` elements of `dtype` that starts `offset` elements in."""
         view = torch.empty(0, dtype=dtype)
         return view.set_(self.storage, offset, (numel,), (1,))
 
+    def piece_before(self, end: int) -> int:
+        """Where the piece begins that ends at, or reaches beyond, `end`."""
+        place = bisect_left(self.cuts, end)
+        return self.cuts[place - 1] if place else 0
 
-def _unmap(libc: ctypes.CDLL, address: int, nbytes: int) -> None:
-    libc.munmap(address, nbytes)
+    def replaced(self, start: int, end: int) -> None:
+        """A mapping of its own lies from `start` to `end` now."""
+        del self.cuts[bisect_right(self.cuts, start) : bisect_left(self.cuts, end)]
+        self.cut(start)
+        self.cut(end)
+
+    def cut(self, offset: int) -> None:
+        if 0 < offset < self.nbytes and offset not in self.cuts:
+            insort(self.cuts, offset)
+
+
+def _unmap(libc: ctypes.CDLL, process: int, address: int, nbytes: int) -> None:
+    # A forked child may never have had this mapping, but something of its own there.
+    if os.getpid() == process:
+        libc.munmap(address, nbytes)
 
 
 class PageArena:
@@ -104,6 +129,7 @@ class PageArena:
         # Parked pages by address: the buffer they lie under and how far they reach from its
         # start, oldest first. They are taken from the end, so they always start at the start.
         self._parked: OrderedDict[int, tuple[Buffer, int]] = OrderedDict()
+        self._whole: dict[int, dict[int, Buffer]] = {}  # those parked in full, by size
         self.committed_bytes = 0
         self.parked_bytes = 0
 
@@ -111,7 +137,7 @@ class PageArena:
         """Reserve address space for at least `nbytes` bytes. No memory is used yet."""
         nbytes = -(-max(nbytes, 1) // PAGE) * PAGE
         align = _HUGE if nbytes >= _HUGE else PAGE
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+        flags = _PRIVATE | _NORESERVE
         start = self._libc.mmap(None, nbytes + align, _PROT_NONE, flags, -1, 0)
         if start == _MAP_FAILED:
             raise MemoryError(f"no address space for a buffer of {nbytes} bytes")
@@ -123,17 +149,26 @@ class PageArena:
         self._advise(address, nbytes)
         raw = (ctypes.c_char * nbytes).from_address(address)
         # The address space lives exactly as long as the last tensor over it.
-        weakref.finalize(raw, _unmap, self._libc, address, nbytes).atexit = False
+        end_of_life = weakref.finalize(raw, _unmap, self._libc, os.getpid(), address, nbytes)
+        end_of_life.atexit = False
         storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
         return Buffer(address, nbytes, storage)
 
     def commit(self, buffer: Buffer, *, zero: bool = False) -> None:
-        """Give `buffer` memory: parked pages first, fresh ones for the rest."""
+        """Give `buffer` memory: parked pages first, fresh ones for the rest.
+
+        Raises:
+            MemoryError: the system refuses to; the buffer has no memory then.
+        """
         assert not buffer.committed, "a buffer is committed once"
         reached = self._take_back(buffer)
-        _checked(self._libc.mprotect(buffer.address, buffer.nbytes, _PROT_READ_WRITE), "mprotect")
         while reached < buffer.nbytes and self._parked:
-            reached += self._steal(buffer, reached)
+            moved = self._steal(buffer, reached)
+            reached = reached + moved if moved else 0
+        if self._libc.mprotect(buffer.address, buffer.nbytes, _PROT_READ_WRITE) != 0:
+            code = ctypes.get_errno()
+            self._renew(buffer)
+            raise MemoryError(f"no memory for a buffer of {buffer.nbytes}: {os.strerror(code)}")
         buffer.committed = True
         self.committed_bytes += buffer.nbytes
         if zero and reached:
@@ -144,12 +179,13 @@ class PageArena:
         assert buffer.committed, "only a committed buffer can be decommitted"
         buffer.committed = False
         self.committed_bytes -= buffer.nbytes
-        _checked(self._libc.mprotect(buffer.address, buffer.nbytes, _PROT_NONE), "mprotect")
-        if self._moves_pages:
+        protected = self._libc.mprotect(buffer.address, buffer.nbytes, _PROT_NONE) == 0
+        if protected and self._moves_pages and len(buffer.cuts) <= _MOST_CUTS:
             self._parked[buffer.address] = (buffer, buffer.nbytes)
+            self._whole.setdefault(buffer.nbytes, {})[buffer.address] = buffer
             self.parked_bytes += buffer.nbytes
         else:
-            self._libc.madvise(buffer.address, buffer.nbytes, _MADV_DONTNEED)
+            self._renew(buffer)
 
     def discard(self, buffer: Buffer) -> None:
         """The buffer will not be committed again; its pages go back to the system.
@@ -158,9 +194,8 @@ class PageArena:
         """
         if buffer.committed:
             self.decommit(buffer)
-        reached = self._take_back(buffer)
-        if reached:
-            self._libc.madvise(buffer.address, reached, _MADV_DONTNEED)
+        self._take_back(buffer)
+        self._renew(buffer)
 
     def trim(self, keep: int = 0) -> int:
         """Give parked pages back to the system until at most `keep` bytes are parked.
@@ -184,37 +219,66 @@ class PageArena:
         return end
 
     def _steal(self, buffer: Buffer, reached: int) -> int:
-        """Move pages of the oldest parked range under `buffer` from `reached` on."""
-        donor, end = next(iter(self._parked.values()))
-        size = min(end, buffer.nbytes - reached)
+        """Move parked pages under `buffer` from `reached` on; return how many bytes.
+
+        0 means that the system refused, and that `buffer` has no pages and nothing is parked now.
+
+        Those of a buffer of the same size fit without a cut; otherwise it is the oldest's turn.
+        """
+        same = self._whole.get(buffer.nbytes) if reached == 0 else None
+        donor = next(iter(same.values())) if same else next(iter(self._parked.values()))[0]
+        end = self._parked[donor.address][1]
+        size = min(end - donor.piece_before(end), buffer.nbytes - reached)
         source, target = donor.address + end - size, buffer.address + reached
         flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
-        moved = self._libc.mremap(source, size, size, flags, target)
-        if moved == _MAP_FAILED:
-            raise OSError(ctypes.get_errno(), "mremap failed")
-        # The pages came with the protection of where they were parked.
-        _checked(self._libc.mprotect(target, size, _PROT_READ_WRITE), "mprotect")
+        if self._libc.mremap(source, size, size, flags, target) != target:
+            self._stop_moving(buffer)
+            return 0
+        buffer.replaced(reached, reached + size)
+        donor.cut(end - size)
         self._unpark(donor, end, size)
+        if end == size:
+            self._renew(donor)
         return size
+
+    def _stop_moving(self, buffer: Buffer) -> None:
+        """The system refused a move: go on with fresh pages, for `buffer` and from now on.
+
+        A refused move may have unmapped its target already, so the whole buffer is mapped anew.
+        """
+        self._moves_pages = False
+        self.trim()
+        self._renew(buffer)
 
     def _unpark(self, buffer: Buffer, end: int, size: int) -> None:
         """Take the last `size` of the `end` bytes parked under `buffer` out of the books."""
         self.parked_bytes -= size
+        self._whole.get(buffer.nbytes, {}).pop(buffer.address, None)
         if size == end:
             del self._parked[buffer.address]
         else:
             self._parked[buffer.address] = (buffer, end - size)
 
+    def _renew(self, buffer: Buffer) -> None:
+        """Put one fresh mapping without pages or page tables under `buffer`."""
+        flags = _PRIVATE | _NORESERVE | _FIXED
+        made = self._libc.mmap(buffer.address, buffer.nbytes, _PROT_NONE, flags, -1, 0)
+        if made == buffer.address:
+            buffer.cuts.clear()
+            self._advise(buffer.address, buffer.nbytes)
+        else:  # too many mappings; the old ones do without their pages
+            self._libc.madvise(buffer.address, buffer.nbytes, _MADV_DONTNEED)
+
     def _advise(self, address: int, nbytes: int) -> None:
         if sys.platform == "linux":
-            self._libc.madvise(address, nbytes, _MADV_DONTFORK)
+            if self._libc.madvise(address, nbytes, _MADV_WIPEONFORK) != 0:  # before Linux 4.14
+                self._libc.madvise(address, nbytes, _MADV_DONTFORK)
             if nbytes >= _HUGE:
                 self._libc.madvise(address, nbytes, _MADV_HUGEPAGE)
 
     def _try_moving(self) -> bool:
         """Whether this system moves pages between mappings (Linux 5.7 and later)."""
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        both = self._libc.mmap(None, 2 * PAGE, _PROT_READ_WRITE, flags, -1, 0)
+        both = self._libc.mmap(None, 2 * PAGE, _PROT_READ_WRITE, _PRIVATE, -1, 0)
         if both == _MAP_FAILED:
             return False
         ctypes.memset(both, 1, PAGE)

@@ -7,7 +7,6 @@ that copies as early or as late as it can, in any order.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -106,9 +105,9 @@ class Run:
         """Whether the uses are legal beside what is in use already."""
         for use in uses:
             for other in self.pinned:
-                if use.chunk == other.chunk and use.tier != other.tier:
-                    if use.access.writes or other.access.writes:
-                        return False
+                apart = use.chunk == other.chunk and use.tier != other.tier
+                if apart and (use.access.writes or other.access.writes):
+                    return False
         for use in uses:  # who keeps a view of the chunk on tier 0 keeps its copy there
             if use.tier != 0 and use.access.writes and self.held.get(use.chunk):
                 return False
@@ -296,8 +295,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def spool_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    yield tmp_path_factory.mktemp("spool")
+def spool_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return tmp_path_factory.mktemp("spool")
 
 
 def tiers_of(kind: str, sizes: tuple[int, int], folder: Any) -> list[Tier]:
