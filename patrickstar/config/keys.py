@@ -115,7 +115,11 @@ def unknown(path: str) -> str:
     """What to say about a key that is not in the table: the nearest right one, and where else."""
     parent, _, name = path.rpartition(".")
     lowered = name.lower()
-    here = {key.name.lower(): key for key in keys_in(parent) if key.status is not Status.REJECTED}
+    here = {
+        key.name.lower(): key
+        for key in keys_in(parent)
+        if not key.today and not (key.status is Status.REJECTED and key.note)
+    }
     near = difflib.get_close_matches(lowered, here, n=1)
     elsewhere = [
         key.path

@@ -15,6 +15,7 @@ from patrickstar.config.warning import Notes
 
 _DEVICE = "memory is budgeted in bytes now; use `patrickstar.memory.device`"
 _HOST = "memory is budgeted in bytes now; use `patrickstar.memory.host`"
+_RANKS = "start ranks with `torchrun`, and give each its part of `patrickstar.memory.device`"
 _POLICY = "the planner places chunks after the trace; see `patrickstar.policy`"
 
 
@@ -40,7 +41,7 @@ OTHER_KEYS: tuple[Key, ...] = (
         "use_fake_dist",
         Bool,
         "simulate ranks on one device",
-        "start ranks with `torchrun`, and give each its share of `patrickstar.memory.device`",
+        _RANKS,
     ),
     _old(
         "use_fp16_sharding",
@@ -88,7 +89,7 @@ OTHER_KEYS: tuple[Key, ...] = (
                 "share of spare GPU memory for optimizer states",
                 _POLICY,
             ),
-            _old("mem_tracer.use_fake_dist", Bool, "simulate ranks on one device", _DEVICE),
+            _old("mem_tracer.use_fake_dist", Bool, "simulate ranks on one device", _RANKS),
             _old(
                 "mem_tracer.with_static_partition",
                 Bool,

@@ -59,13 +59,13 @@ def _sections() -> Iterator[tuple[str, list[Key]]]:
     old = [key for key in TABLE.values() if _is_legacy(key)]
     rest = [key for key in TABLE.values() if not _is_legacy(key)]
     roots = [key for key in rest if not key.parent]
-    ours = [key for key in rest if key.path.startswith(f"{_OURS}.")]
+    ours = [key for key in rest if key.path.split(".")[0] == _OURS]
+    below = {root.path: [k for k in rest if k.path.startswith(f"{root.path}.")] for root in roots}
     yield "Our own section: `patrickstar`", ours
-    yield _TOP, [key for key in roots if not key.section]
+    yield _TOP, [root for root in roots if not below[root.path]]
     for root in roots:
-        if root.section and root.path != _OURS:
-            inner = [key for key in rest if key.path.startswith(f"{root.path}.")]
-            yield f"`{root.path}`", [root, *inner]
+        if below[root.path] and root.path != _OURS:
+            yield f"`{root.path}`", [root, *below[root.path]]
     yield _LEGACY, old
 
 

@@ -52,7 +52,9 @@ class Found:
 
 
 def declared(module: Module) -> Iterator[Found]:
-    """The fields of all models."""
+    """The fields of all models, and the defaults of the one section that is a dict."""
+    for name, default in module("runtime.config").get_pipeline_config({}).items():
+        yield Found(f"pipeline.{name}", default)
     for section, (where, name) in MODELS.items():
         cls = getattr(module(where), name)
         if dataclasses.is_dataclass(cls):

@@ -46,6 +46,8 @@ _FULL: dict[str, Any] = {
     },
 }
 
+_OLD: dict[str, Any] = {"train_batch_size": 1, "zero_optimization": True}
+
 
 @pytest.fixture(name="module")
 def _module(monkeypatch: pytest.MonkeyPatch) -> Module:
@@ -90,7 +92,10 @@ def test_defaults_in_the_table_are_deepspeeds(module: Module) -> None:
 
 
 def test_defaults_of_constants_are_among_those_of_their_name(module: Module) -> None:
+    models = {one.path.rpartition(".")[2] for one in declared(module)}
     for found in constants(module):
+        if found.path in models:
+            continue  # what counts is the model, and some constants were left behind
         rows = [key for key in TABLE.values() if key.name == found.path]
         assert any(_agrees(found, key.default) for key in rows), (found, rows)
 
@@ -106,23 +111,21 @@ def test_the_defaults_that_moved_in_2026_are_the_new_ones(module: Module) -> Non
 
 
 def test_no_key_is_in_the_table_that_deepspeed_does_not_know(module: Module) -> None:
-    known = {found.path for found in declared(module)} | asked_for(module, _FULL)
+    known = {found.path for found in declared(module)}
+    known |= asked_for(module, _FULL) | asked_for(module, _OLD)
     names = {found.path for found in constants(module)} | _schedule_parameters(module)
-    names |= {"last_batch_iteration", "ds_config"}
-    invented = [
+    removed = module("runtime.config")._REMOVED_ZERO_CONFIG_KEYS
+    invented = {
         key.path
         for key in TABLE.values()
-        if key.path not in known
+        if key.default is not UNSET
+        and key.path not in known
         and key.name not in names
-        and key.default is not UNSET
-        and not key.path.startswith(("optimizer.params.", "data_efficiency.", "pipeline."))
-    ]
-    # Read elsewhere than in the config class.
-    assert invented == [
-        "zero_optimization.mics_shard_size",
-        "zero_optimization.mics_hierarchical_params_gather",
-        "zero_optimization.zeropp_loco_param",
-    ]
+        and key.name not in removed
+        and key.parent != "optimizer.params"  # depends on the optimizer
+    }
+    # Constants without a default, and sections that are only looked into when they are on.
+    assert {path for path in invented if not path.startswith("data_efficiency.")} == set()
 
 
 def test_schedules_and_their_parameters_are_deepspeeds(module: Module) -> None:
@@ -232,6 +235,8 @@ def test_what_deepspeed_reads_from_a_config_is_what_we_read(module: Module) -> N
 def _agrees(found: Found, ours: Any) -> bool:
     if found.default is ... or ours is UNSET:
         return True
+    if isinstance(found.default, dict) and ours == {}:
+        return True  # a section, whose keys have rows of their own
     if found.path.endswith("leaf_module.classes"):
         return isinstance(ours, str)  # described, not listed
     if found.path.endswith("tensor_parallel.dtype"):
