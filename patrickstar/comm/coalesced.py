@@ -4,9 +4,10 @@ Chunks of a bucket are packed rank by rank, so the packed buffer is an ordinary 
 
     [ rank 0: shard of a | shard of b | ... ][ rank 1: shard of a | shard of b | ... ] ...
 
-with every shard padded to `ceil(numel / N)`. The numbers are those of separate collectives, since
-each element is added over ranks by itself. One scratch buffer of the bucket's padded size is
-allocated per call (and one of an N-th of it for a reduction); `bucket_bytes` limits it.
+with every shard padded to `ceil(numel / N)`; what lies in the padding is never read. The numbers
+are those of separate collectives, since each element is added over ranks by itself. One scratch
+buffer of the bucket's padded size is allocated per call (and one of an N-th of it for a reduction);
+`bucket_bytes` limits it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,6 @@ def gather_packed(comm: Communicator, parts: Sequence[Part]) -> Work:
         for part, (place, start, stop) in zip(parts, packing.places(shard.rank), strict=True):
             own = part.full[start:stop] if part.own is None else part.own[: stop - start]
             packed[place : place + stop - start].copy_(own)
-        _clear_padding(packed, packing, shard.rank)
         shard.all_gather(turn, packed, None, ShardLayout(packed.numel(), shard.size))
         for rank in range(shard.size):
             for part, (place, start, stop) in zip(parts, packing.places(rank), strict=True):
@@ -115,7 +115,6 @@ def reduce_packed(comm: Communicator, parts: Sequence[Part], reduction: Reductio
             for part, (place, start, stop) in zip(parts, packing.places(rank), strict=True):
                 piece = packed[place : place + stop - start]
                 to_wire(part.full[start:stop], piece, reduction.predivide)
-            _clear_padding(packed, packing, rank)
         total = comm.allocate(packing.block, sum_dtype(reduction.wire), comm.device)
         layout = ShardLayout(packed.numel(), shard.size)
         reduce_into(comm, turn, packed, total, layout, reduction.after_only())
@@ -151,11 +150,6 @@ def _packing(comm: Communicator, what: Collective, parts: Sequence[Part]) -> _Pa
         check_flat(what, part.chunk, part.full)
         check_part(what, part.chunk, part.own, layout, comm.shard.rank)
     return _Packing(layouts)
-
-
-def _clear_padding(packed: torch.Tensor, packing: _Packing, rank: int) -> None:
-    for layout, (place, start, stop) in zip(packing.layouts, packing.places(rank), strict=True):
-        packed[place + stop - start : place + layout.shard_numel].zero_()
 
 
 def _buffers(parts: Sequence[Part]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ differently sharded runs; `DirectTransport` does.
 
 Parts that are not equal N-ths, a dtype that is not the wire's, and factors before the sum need a
 staging buffer of the full size (allocated for the call); the plain case needs none.
+What lies in padding is never read.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class NativeTransport:
         if even.padding == 0:
             self._run(turn, _all_gather, whole, whole[start:stop])
             return
-        staged = self._padded(even, full)
+        staged = self._allocate(even.padded_numel, full.dtype, full.device)
         part = even.shard_numel
         staged[self.rank * part : self.rank * part + stop - start].copy_(full[start:stop])
         self._run(
@@ -109,7 +110,6 @@ class NativeTransport:
             else:
                 staged = self._allocate(even.padded_numel, reduction.wire, whole.device)
                 to_wire(whole, staged[: layout.numel], reduction.predivide)
-                staged[layout.numel :].zero_()
             result = self._allocate(even.shard_numel, reduction.wire, whole.device)
             self._run(turn, _reduce_scatter, result, staged)
             result = result[: stop - start]
@@ -130,9 +130,6 @@ class NativeTransport:
             staged.div_(reduction.postdivide)
         if staged is not buffer:
             buffer.copy_(staged)
-
-    def _padded(self, even: ShardLayout, like: torch.Tensor) -> torch.Tensor:
-        return self._allocate(even.padded_numel, like.dtype, like.device).zero_()
 
     def _run(
         self, turn: Turn, collective: Callable[..., Any], *buffers: torch.Tensor, **options: Any

@@ -76,6 +76,7 @@ def read_meshes(rank: int, size: int) -> tuple[object, ...]:
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     tensor_parallel = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     flat = init_device_mesh("cpu", (4,))
+    three = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     with pytest.raises(CommValueError, match="no dimension 'sahrd'"):
         mesh_topology(grid, shard="sahrd")
     with pytest.raises(CommValueError, match="shard over"):
@@ -92,6 +93,7 @@ def read_meshes(rank: int, size: int) -> tuple[object, ...]:
         mesh_topology(grid, shard="replicate", replicate="shard").rows,
         mesh_topology(tensor_parallel, shard="dp").rows,
         mesh_topology(flat).rows,
+        mesh_topology(three, shard="dp").rows,
         full.tolist(),
         summed.item(),
     )
@@ -103,5 +105,6 @@ def test_a_device_mesh_names_the_grid_and_other_dimensions_are_held_fixed(ranks)
         assert answer[2] == ((0, 2), (1, 3))
         assert answer[3] == (((0, 2),) if rank % 2 == 0 else ((1, 3),))
         assert answer[4] == ((0, 1, 2, 3),)
-        assert answer[5] == [float(rank % 2), float(rank % 2 + 2)]
-        assert answer[6] == 6.0
+        assert answer[5] == answer[3]
+        assert answer[6] == [float(rank % 2), float(rank % 2 + 2)]
+        assert answer[7] == 6.0

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from patrickstar.comm import Communicator, CommValueError, OwnerComm, Part, ShardedComm, Work
+from patrickstar.comm import (
+    Collective,
+    Communicator,
+    CommValueError,
+    OwnerComm,
+    Part,
+    ShardedComm,
+    Work,
+)
 from patrickstar.comm.transport import allocate_empty
 from tests.comm.test_sharded import contribution, plain_sum
 
@@ -90,6 +98,21 @@ def test_scratch_memory_is_the_closed_formula_however_long_the_chunk(ranks, nume
         assert scratch["owner reduce"] == (receiving if rank == 0 else 0)
         assert scratch["sharded reduce"] == receiving
         assert scratch["packed"] == 3 * 2 * numel * 4  # one packed buffer per call
+
+
+def many(rank: int, size: int) -> tuple[list[list[float]], int]:
+    with Communicator.open(timeout=20) as comm:
+        chunks = OwnerComm(comm, {"a": 0, "b": 1, "c": 0})
+        parts = [Part(chunk, torch.full((3,), float(rank + 1))) for chunk in "abc"]
+        work = chunks.reduce_scatter_many(parts, op="avg")
+        work.wait()
+        assert work.done()
+        chunks.all_gather_many(parts).wait(timeout=10)
+        return [part.full.tolist() for part in parts], comm.counters[Collective.ALL_GATHER].calls
+
+
+def test_many_chunks_travel_one_at_a_time(ranks):
+    assert ranks.run(many, 2) == [([[1.5] * 3] * 3, 3)] * 2
 
 
 def ask_for_a_stranger(rank: int, size: int) -> str:
