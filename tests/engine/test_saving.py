@@ -3,139 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
+from patrickstar.checkpoint import open_checkpoint
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.initialize import RunSettings, make_engine
-from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.errors import CheckpointError
 from patrickstar.memory import Fifo, Lru
 from patrickstar.optim import SGD, Adagrad, DynamicLossScale, WarmupLR
 
+from ..checkpoint.test_tensor_file import memory
+from .saved_runs import (
+    Noisy,
+    Reader,
+    assert_same,
+    budgets,
+    engine_for,
+    everything,
+    resumed,
+    through,
+    train,
+)
 from .test_pieces import PIECE, Wide
 from .test_pieces import batches as token_batches
 from .test_training import MIB, Mlp, numbers
-from .training import loss_of, settings
-
-Provider = Callable[[], nn.Module]
-
-
-class Noisy(Mlp):
-    """With dropout, a buffer that training changes, a frozen, and a seldom used parameter."""
-
-    calls: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__(width=32, depth=2)
-        self.norm = nn.BatchNorm1d(32)
-        self.frozen = nn.Linear(32, 32)
-        self.frozen.requires_grad_(False)
-        self.seldom = nn.Linear(32, 32)
-        self.never = nn.Parameter(torch.ones(7))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("scratch", torch.zeros(3), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        x = nn.functional.dropout(self.frozen(self.norm(x)), 0.2)
-        if int(self.calls) % 3 == 0:
-            x = x + self.seldom(x)
-        return super().forward(x)
-
-
-def engine_for(provider: Provider, how: RunSettings) -> tuple[Engine, ChunkedOptimizer]:
-    torch.manual_seed(0)
-    return make_engine(provider, how)
-
-
-def train(engine: Engine, optimizer: ChunkedOptimizer, batches: Any) -> list[float]:
-    losses = []
-    for batch in batches:
-        loss = loss_of(engine(**batch))
-        engine.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def everything(engine: Engine) -> dict[str, Any]:
-    """Weights, masters and moments by name, and the counters."""
-    state = engine._state
-    found: dict[str, Any] = {k: v.clone() for k, v in engine.state_dict().items()}
-    for aligned in state.aligned:
-        for chunk in aligned.chunks():
-            if chunk.kind in ("parameter", "gradient"):
-                continue
-            from patrickstar.memory import Access, Use
-
-            with state.manager.use([Use(chunk.id, Access.READ, state.update_tier)]):
-                flat = state.manager.tensor(chunk, state.update_tier)
-                for slot in aligned.slots:
-                    values = flat[slot.offset : slot.offset + slot.numel]
-                    found[f"{chunk.kind} of {slot.name}"] = values.clone()
-    for _, slot in state.slots.values():
-        found[f"step of {slot.name}"] = slot.step
-    for key in ("global_steps", "micro_steps", "skipped_steps"):
-        found[key] = getattr(engine, key)
-    found["lr"] = engine.get_lr()
-    return found
-
-
-def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    assert ours.keys() == theirs.keys()
-    for key, value in ours.items():
-        same = torch.equal(value, theirs[key]) if isinstance(value, torch.Tensor) else None
-        assert same if same is not None else value == theirs[key], key
-
-
-def through(provider: Provider, how: RunSettings, batches: Any) -> tuple[list[float], Any]:
-    engine, optimizer = engine_for(provider, how)
-    try:
-        return train(engine, optimizer, batches), everything(engine)
-    finally:
-        engine.close()
-
-
-def resumed(
-    provider: Provider,
-    how: RunSettings,
-    batches: Any,
-    after: int,
-    folder: Path,
-    then: RunSettings | None = None,
-) -> tuple[list[float], Any]:
-    """Train `after` batches, save, forget everything, load into another engine and go on."""
-    engine, optimizer = engine_for(provider, how)
-    losses = train(engine, optimizer, batches[:after])
-    engine.save_checkpoint(folder, client_state={"epoch": (1, 2)})
-    engine.close()
-    torch.manual_seed(99)
-    random.seed(99)
-    numpy.random.seed(99)
-    engine, optimizer = make_engine(provider, then or how)
-    try:
-        path, client = engine.load_checkpoint(folder)
-        assert path == str(folder / f"global_step{engine.global_steps}")
-        assert client == {"epoch": (1, 2)}
-        return losses + train(engine, optimizer, batches[after:]), everything(engine)
-    finally:
-        engine.close()
-
-
-def budgets(tmp_path: Path, **how: Any) -> list[RunSettings]:
-    return [
-        settings(chunk=9000, **how),
-        settings(host=1 * MIB, disk=tmp_path, chunk=9000, **how),
-        settings(device=int(0.9 * MIB), host=1 * MIB, disk=tmp_path, chunk=9000, **how),
-    ]
+from .training import settings
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -173,12 +78,20 @@ def test_a_run_without_plans_resumes_too(policy: Any, tmp_path: Path) -> None:
     assert_same(got[1], expected[1])
 
 
-@pytest.mark.parametrize("after", [1, 3, 4, 6])
-def test_a_run_resumes_in_the_middle_of_an_accumulation(after: int, tmp_path: Path) -> None:
-    batches = numbers(8, 8, 64)
-    for how in budgets(tmp_path, precision="bf16", accumulation=4, clipping=0.1):
-        expected = through(Mlp, how, batches)
-        got = resumed(Mlp, how, batches, after, tmp_path / "ckpt", how)
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_resumes_in_the_middle_of_an_accumulation(
+    precision: str, after: int, tmp_path: Path
+) -> None:
+    batches = numbers(6, 8, 32)
+    options: dict[str, Any] = {"precision": precision, "accumulation": 3, "clipping": 0.1}
+    free, tight = (
+        settings(chunk=5000, **options),
+        settings(host=MIB // 4, disk=tmp_path, chunk=3000, **options),
+    )
+    expected = through(Noisy, free, batches)
+    for first, second in ((tight, tight), (tight, free)):
+        got = resumed(Noisy, first, batches, after, tmp_path / "ckpt", second)
         assert got[0] == expected[0]
         assert_same(got[1], expected[1])
 
@@ -315,7 +228,7 @@ def test_weights_changed_by_hand_before_saving_are_those_that_training_goes_on_w
 
     def change(engine: Engine) -> None:
         with torch.no_grad():
-            engine.get_parameter("head.weight").mul_(1.5)
+            engine.module.get_parameter("head.weight").mul_(1.5)
 
     engine, optimizer = engine_for(Noisy, how)
     losses = train(engine, optimizer, batches[:2])
@@ -333,3 +246,166 @@ def test_weights_changed_by_hand_before_saving_are_those_that_training_goes_on_w
     assert train(engine, optimizer, batches[2:]) == losses[2:]
     assert_same(everything(engine), expected)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 2, 4]),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, 10),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    ],
+    ids=["cosine", "steps", "one cycle", "lambda"],
+)
+def test_schedulers_of_torch_go_on(make: Any, tmp_path: Path) -> None:
+    batches = numbers(6, 8, 32)
+    how = dataclasses.replace(settings(chunk=5000), make_scheduler=make)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch's, about the order of first calls
+        expected = through(Noisy, how, batches)
+        got = resumed(Noisy, how, batches, 3, tmp_path)
+    assert got[0] == expected[0]
+    assert_same(got[1], expected[1])
+
+
+@pytest.mark.parametrize(("first", "second"), [("bf16", "fp32"), ("fp32", "bf16")])
+def test_another_precision_takes_the_most_precise_weights(
+    first: str, second: str, tmp_path: Path
+) -> None:
+    engine, optimizer = engine_for(Mlp, settings(precision=first, chunk=40000))
+    train(engine, optimizer, numbers(2, 8, 64))
+    engine.save_checkpoint(tmp_path)
+    before = everything(engine)
+    engine.close()
+    engine, _ = make_engine(Mlp, settings(precision=second, chunk=40000))
+    engine.load_checkpoint(tmp_path)
+    after = everything(engine)
+    engine.close()
+    for name in ("head.weight", "down.0.bias"):
+        precise = before.get(f"master of {name}", before[name].flatten())
+        assert torch.equal(after.get(f"master of {name}", after[name].flatten()), precise)
+        assert torch.equal(after[name].flatten(), precise.to(after[name].dtype))
+        for key in (f"exp_avg of {name}", f"step of {name}"):
+            assert torch.equal(torch.as_tensor(after[key]), torch.as_tensor(before[key]))
+
+
+def test_the_position_in_the_data_is_kept(tmp_path: Path) -> None:
+    engine, _ = engine_for(Noisy, settings(chunk=5000))
+    engine.data_position = Reader()
+    engine.data_position.place = 17
+    engine.save_checkpoint(tmp_path)
+    engine.data_position.place = 20
+    engine.load_checkpoint(tmp_path)
+    assert engine.data_position.place == 17
+    engine.close()
+
+
+def test_saving_and_loading_stay_inside_the_budget(tmp_path: Path) -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x.square().mean()
+
+    how = settings(host=40 * MIB, disk=tmp_path, chunk=MIB)  # of 96 MiB in chunks of 4 MiB
+    engine, optimizer = engine_for(Large, how)
+    train(engine, optimizer, numbers(2, 2, 1024))
+    for work in (engine.save_checkpoint, engine.load_checkpoint):
+        engine.reset_peak()
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+        work(tmp_path / "ckpt")
+        report = engine.memory_report()
+        assert report.tiers["host"].peak <= 40 * MIB
+        # What the budget has not given out yet may be taken; beyond it, two chunks and slack.
+        assert memory("VmHWM") - before < 40 * MIB + 2 * 4 * MIB + 8 * MIB
+    engine.close()
+
+
+def test_only_the_weights_can_be_written_for_use_elsewhere(tmp_path: Path) -> None:
+    engine, _ = engine_for(Noisy, settings(precision="bf16", chunk=5000))
+    expected = {k: v.clone() for k, v in engine.state_dict().items()}
+    del expected["other_head.weight"]  # the same as head.weight
+    for name, file in (
+        ("model.safetensors", "model.safetensors"),
+        ("pytorch_model.bin", "model.safetensors"),
+        ("mine.bin", "mine.safetensors"),
+    ):
+        assert engine.save_16bit_model(tmp_path / name, name)
+        assert [p.name for p in (tmp_path / name).iterdir()] == [file]
+        loaded = safetensors.torch.load_file(tmp_path / name / file)
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(loaded[key], expected[key]) for key in expected)
+    engine.save_16bit_model(tmp_path / "left", exclude_frozen_parameters=True)
+    left = safetensors.torch.load_file(tmp_path / "left/model.safetensors")
+    assert set(expected) - set(left) == {"frozen.weight", "frozen.bias"}
+    with pytest.raises(CheckpointError, match="no plain file name"):
+        engine.save_16bit_model(tmp_path, "../model.safetensors")
+    engine.close()
+
+
+def test_what_is_not_trained_can_be_left_out(tmp_path: Path) -> None:
+    batches = numbers(4, 8, 32)
+    engine, optimizer = engine_for(Noisy, settings(chunk=5000))
+    losses = train(engine, optimizer, batches[:2])
+    engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True)
+    with open_checkpoint(tmp_path) as found:
+        assert "frozen.weight" not in found.weights and "head.weight" in found.weights
+    losses += train(engine, optimizer, batches[2:])
+    engine.close()
+    engine, optimizer = engine_for(Noisy, settings(chunk=5000))  # with the same frozen weights
+    engine.load_checkpoint(tmp_path)
+    assert train(engine, optimizer, batches[2:]) == losses[2:]
+    engine.close()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import torch
+from tests.engine.saved_runs import Noisy, engine_for, train
+from tests.engine.test_training import MIB, numbers
+from tests.engine.training import settings
+folder, spool, stop = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+engine, optimizer = engine_for(
+    Noisy, settings(precision="bf16", host=MIB // 4, disk=spool, chunk=3000, accumulation=2)
+)
+if (folder / "latest").exists():
+    engine.load_checkpoint(folder)
+batches = numbers(stop, 8, 32)
+while engine.micro_steps < stop:
+    train(engine, optimizer, batches[engine.micro_steps : engine.micro_steps + 1])
+    engine.save_checkpoint(folder, f"micro{engine.micro_steps}", keep=2)
+    print(engine.micro_steps, flush=True)
+torch.save({k: v for k, v in engine.state_dict().items()}, folder / "final.pt")
+"""
+
+
+def test_new_processes_that_are_killed_at_random_reach_the_same_bits(tmp_path: Path) -> None:
+    stop, draw = 16, random.Random(1)
+    how = settings(precision="bf16", chunk=3000, accumulation=2)
+    _, expected = through(Noisy, how, numbers(stop, 8, 32))
+    folder, kills = tmp_path / "ckpt", 0
+    for attempt in range(8):
+        command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path), str(stop)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if attempt < 2:
+            for _ in range(draw.randint(2, 5)):
+                process.stdout.readline()
+            time.sleep(draw.uniform(0, 0.1))
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.stdout.read()
+        if process.wait() == 0:
+            break
+    assert kills == 2 and (folder / "final.pt").exists()
+    found = torch.load(folder / "final.pt", weights_only=True)
+    for name, weight in found.items():
+        assert torch.equal(weight, expected[name]), name
