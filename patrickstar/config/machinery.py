@@ -37,6 +37,7 @@ OTHER_KEYS: tuple[Key, ...] = (
             accepted("block_size", Int, 1048576, "bytes of a request"),
             accepted("queue_depth", Int, 8, "requests in flight"),
             accepted("intra_op_parallelism", Int, 1, "threads for one request"),
+            accepted("thread_count", Int, UNSET, "its name in older DeepSpeed"),
             accepted("single_submit", Bool, False, "submit requests one by one"),
             accepted("overlap_events", Bool, True, "submit while others complete"),
             accepted("use_gds", Bool, False, "GPUDirect Storage"),

@@ -108,6 +108,31 @@ def test_what_deepspeeds_default_asks_for_is_no_reason_to_warn() -> None:
         )
 
 
+def test_a_config_for_nvme_as_in_the_documentation_of_transformers_loads() -> None:
+    config = {
+        "aio": {
+            "block_size": 262144,
+            "queue_depth": 32,
+            "thread_count": 1,
+            "single_submit": False,
+            "overlap_events": True,
+        },
+        "zero_optimization": {
+            "stage": 3,
+            "offload_param": {
+                "device": "nvme",
+                "nvme_path": "/local_nvme",
+                "pin_memory": True,
+                "buffer_count": 5,
+                "buffer_size": 1e8,
+                "max_in_cpu": 1e9,
+            },
+        },
+    }
+    with pytest.warns(ConfigWarning, match=r"aio: \S+"):
+        assert load_config(config).patrickstar.memory.disk is not None
+
+
 def test_a_template_for_the_hugging_face_trainer_loads_as_it_is() -> None:
     template = {
         "fp16": {
