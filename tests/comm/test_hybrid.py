@@ -108,3 +108,21 @@ def test_a_device_mesh_names_the_grid_and_other_dimensions_are_held_fixed(ranks)
         assert answer[5] == answer[3]
         assert answer[6] == [float(rank % 2), float(rank % 2 + 2)]
         assert answer[7] == 6.0
+
+
+def use_two_at_once(rank: int, size: int) -> list[float]:
+    with Communicator.open(timeout=20) as everyone, Communicator.open(shard_size=2) as pairs:
+        works, buffers = [], []
+        for _ in range(10):
+            buffers += [torch.full((5000,), float(rank)), torch.full((5000,), float(rank))]
+            works.append(ShardedComm(everyone).all_reduce("c", buffers[-2]))
+            works.append(ShardedComm(pairs).all_gather("c", buffers[-1]))
+        for work in reversed(works):
+            work.wait()
+        return [buffer.sum().item() for buffer in buffers]
+
+
+def test_two_communicators_of_one_rank_do_not_disturb_each_other(ranks):
+    for rank, sums in enumerate(ranks.run(use_two_at_once, 4)):
+        gathered = 2500.0 * (rank // 2 * 4 + 1)
+        assert sums == [5000.0 * 6, gathered] * 10

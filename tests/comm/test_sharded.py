@@ -81,6 +81,23 @@ def test_a_float32_shard_is_gathered_as_bfloat16_when_the_full_buffer_is(ranks):
         assert torch.equal(full, contribution(0, 10, torch.float32).bfloat16())
 
 
+def gather_bytes(rank: int, size: int) -> list[bool]:
+    """Quantised or masked state is only moved, so any dtype will do."""
+    equal = []
+    with open_small(size) as comm:
+        for dtype in (torch.uint8, torch.bool, torch.int16, torch.float8_e4m3fn, torch.complex64):
+            expected = (torch.arange(11) % 2).to(dtype)
+            start, stop = ShardedComm(comm).layout("c", 11).range(rank)
+            full = torch.zeros(11).to(dtype)
+            ShardedComm(comm).all_gather("c", full, expected[start:stop].clone()).wait()
+            equal.append(torch.equal(full.view(torch.uint8), expected.view(torch.uint8)))
+    return equal
+
+
+def test_a_gather_moves_any_dtype(ranks):
+    assert ranks.run(gather_bytes, 3) == [[True] * 5] * 3
+
+
 def reduce_everywhere(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
     with open_small(size) as comm:
         chunks = ShardedComm(comm)
