@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from patrickstar.config.key import honoured
-from patrickstar.config.types import Bool, PositiveInt, Section
+from patrickstar.config.types import Bool, Folder, PositiveInt, Section
 from patrickstar.errors import ConfigError
 from patrickstar.memory.sizes import parse_bytes
 
@@ -55,12 +55,6 @@ def _is_size(text: str) -> bool:
     return True
 
 
-def _path(value: Any) -> Any:
-    if not isinstance(value, str | Path) or not str(value).strip():
-        raise ValueError("the path of a folder")
-    return value
-
-
 def _elements(value: Any) -> Any:
     if _is_auto(value):
         return "auto"
@@ -88,9 +82,9 @@ Size = Annotated[int | None, BeforeValidator(_size)]
 class Disk(Section):
     """``patrickstar.memory.disk``."""
 
-    path: Annotated[Path, BeforeValidator(_path)] = honoured(..., "folder of the spool file")
+    path: Folder = honoured(..., "folder of the spool file")
     size: Size = honoured(
-        None, 'budget of the disk tier, such as `"200GiB"`; null: what the disk has free'
+        None, 'budget of the disk tier, such as `"200GiB"`; null or auto: what the disk has free'
     )
 
 
@@ -98,9 +92,10 @@ class Memory(Section):
     """``patrickstar.memory``."""
 
     device: Size = honoured(
-        None, 'budget of the compute device, such as `"8GiB"` or bytes; null: none of its own'
+        None,
+        'budget of the device, such as `"8GiB"` or bytes; null or auto: none of its own',
     )
-    host: Size = honoured(None, "budget of CPU memory; null: no limit")
+    host: Size = honoured(None, "budget of CPU memory; null or auto: no limit")
     disk: Annotated[Disk | None, BeforeValidator(_disk)] = honoured(
         None, 'the lowest tier: an object, or `"PATH"` or `"PATH:SIZE"`'
     )

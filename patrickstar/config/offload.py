@@ -7,22 +7,13 @@ memory, which every run has, and "nvme" with its path is the disk tier.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BeforeValidator
+from typing import Literal
 
 from patrickstar.config.key import Key, accepted, honoured
-from patrickstar.config.types import Bool, Float, Fraction, Int, Section
+from patrickstar.config.types import Bool, Float, Folder, Fraction, Int, Section
 
 _BUDGETS = "`patrickstar.memory` has the budgets, and the planner decides what goes where"
 _CHUNKS = "chunks are the unit of transfer, and recycled buffers hold them"
-
-
-def _path(value: object) -> object:
-    if value is not None and (not isinstance(value, str | Path) or not str(value).strip()):
-        raise ValueError("the path of a folder")
-    return value
 
 
 class Offload(Section):
@@ -33,7 +24,7 @@ class Offload(Section):
         "the lowest tier these may go to: none, cpu or nvme",
         note="nvme adds a disk tier; budgets decide what is moved, at any stage",
     )
-    nvme_path: Annotated[Path | None, BeforeValidator(_path)] = honoured(
+    nvme_path: Folder | None = honoured(
         None, "folder of the disk tier", note="`patrickstar.memory.disk` wins over it"
     )
     pin_memory: Bool = honoured(

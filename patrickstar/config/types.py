@@ -9,6 +9,7 @@ the value are added where the error is told (`patrickstar.config.explain`).
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -70,6 +71,15 @@ def _dtype(value: Any) -> Any:
     return _DTYPES[name]
 
 
+def _folder(value: Any) -> Any:
+    if not isinstance(value, str | Path) or not str(value).strip() or "\0" in str(value):
+        raise ValueError("the path of a folder")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:  # of "~somebody" who is unknown here
+        raise ValueError("the path of a folder") from error
+
+
 def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
@@ -83,5 +93,6 @@ PositiveFloat = Annotated[Float, Field(gt=0)]
 Fraction = Annotated[Float, Field(ge=0, le=1)]
 Bool = Annotated[bool, BeforeValidator(_bool)]
 Str = Annotated[str, BeforeValidator(_str)]
+Folder = Annotated[Path, BeforeValidator(_folder)]
 DType = Annotated[DTypeName, BeforeValidator(_dtype)]
 Upper = BeforeValidator(_upper)

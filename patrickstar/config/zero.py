@@ -170,4 +170,4 @@ def disk_tier(zero: ZeroOptimization, memory: Memory, notes: Notes) -> Disk | No
 
 
 def _differ(one: Path, other: Path) -> bool:
-    return one.expanduser().absolute() != other.expanduser().absolute()
+    return one.absolute() != other.absolute()

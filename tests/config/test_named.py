@@ -102,5 +102,7 @@ def test_every_parameter_that_the_table_has_for_a_schedule_is_one_it_takes(name:
 
 def _needed(name: str) -> dict[str, Any]:
     if name == "OneCycle":
-        return {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}
-    return {"total_num_steps": 10} if name in ("WarmupDecayLR", "WarmupCosineLR") else {}
+        return {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_momentum": False}
+    if name in ("WarmupDecayLR", "WarmupCosineLR"):
+        return {"total_num_steps": 10, "warmup_num_steps": 5}
+    return {}

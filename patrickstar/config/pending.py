@@ -1,0 +1,62 @@
+"""Keys whose meaning is settled and whose value is read here, but that nothing acts on yet.
+
+Such a key would be ignored silently, so asking for something with it is remarked on. Whoever makes
+one work deletes its line; a test looks for keys that are read nowhere and have no line.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
+from patrickstar.config.types import Section
+from patrickstar.config.warning import Notes
+
+# By the path of the key: the value that asks for nothing.
+ALWAYS = MappingProxyType(
+    {
+        "activation_checkpointing.cpu_checkpointing": False,
+        "bf16.check_grad_overflow": False,
+        "checkpoint.tag_validation": "WARN",
+        "csv_monitor.enabled": False,
+        "dataloader_drop_last": False,
+        "steps_per_print": None,
+        "tensorboard.enabled": False,
+        "torch_autocast.enabled": False,
+        "wall_clock_breakdown": False,
+        "wandb.enabled": False,
+        "zero_optimization.offload_optimizer.pin_memory": True,
+        "zero_optimization.offload_param.pin_memory": True,
+    }
+)
+
+# These have no effect on one rank in DeepSpeed either.
+WITH_RANKS = MappingProxyType(
+    {
+        "communication_data_type": None,
+        "gradient_predivide_factor": 1.0,
+        "prescale_gradients": False,
+        "zero_optimization.stage": 0,
+    }
+)
+
+
+def remark_on_pending(config: Section, world_size: int, notes: Notes) -> None:
+    """Remark on what `config`, as loaded, asks for in vain.
+
+    Only keys that were given count: a default asks for nothing.
+    """
+    pending = ALWAYS if world_size == 1 else ALWAYS | WITH_RANKS
+    for path, nothing in pending.items():
+        given = _given(config, path)
+        if given is not None and given != nothing:
+            notes.add(path, "nothing acts on it yet")
+
+
+def _given(config: Section, path: str) -> Any:
+    *sections, name = path.split(".")
+    section: Any = reduce(lambda inner, part: getattr(inner, part, None), sections, config)
+    if section is None or name not in section.model_fields_set:
+        return None
+    return getattr(section, name)

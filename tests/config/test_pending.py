@@ -1,0 +1,87 @@
+"""Keys that nothing acts on yet: they are remarked on, and none is forgotten."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import patrickstar
+from patrickstar.config import ConfigWarning, load_config
+from patrickstar.config.key import Status
+from patrickstar.config.keys import TABLE
+from patrickstar.config.pending import ALWAYS, WITH_RANKS
+
+# Read in this package, which resolves them.
+RESOLVED = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "data_types.param_dtype",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.nvme_path",
+}
+
+
+def remarks(config: dict[str, Any], world_size: int = 1) -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_config(config, world_size=world_size)
+    assert all(issubclass(one.category, ConfigWarning) for one in caught)
+    return "\n".join(str(one.message) for one in caught)
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    config = value
+    for name in reversed(path.split(".")):
+        config = {name: config}
+    return config  # type: ignore[no-any-return]
+
+
+ASKING = {
+    "checkpoint.tag_validation": "Fail",
+    "steps_per_print": 10,
+    "communication_data_type": "bf16",
+    "gradient_predivide_factor": 2.0,
+    "zero_optimization.stage": 3,
+}
+
+
+@pytest.mark.parametrize("path", [*ALWAYS, *WITH_RANKS])
+def test_asking_for_what_nothing_acts_on_is_remarked_on(path: str) -> None:
+    nothing = (ALWAYS | WITH_RANKS)[path]
+    asking = ASKING.get(path, not nothing)
+    assert f"{path}: nothing acts on it yet" in remarks(at(path, asking), world_size=2)
+    assert path not in remarks(at(path, nothing), world_size=2)
+
+
+@pytest.mark.parametrize("path", WITH_RANKS)
+def test_on_one_rank_there_is_nothing_to_remark(path: str) -> None:
+    assert path not in remarks(at(path, ASKING.get(path, True)), world_size=1)
+
+
+def test_defaults_are_not_remarked_on() -> None:
+    assert remarks({"zero_optimization": {"offload_param": {"device": "cpu"}}}, world_size=2) == ""
+
+
+def test_every_honoured_key_is_read_by_something_or_marked() -> None:
+    package = Path(patrickstar.__file__).parent
+    code = "\n".join(
+        file.read_text(encoding="utf-8")
+        for file in package.rglob("*.py")
+        if file.parent.name != "config"
+    )
+    unread = {
+        path
+        for path, key in TABLE.items()
+        if key.status is Status.HONOURED
+        and not key.section
+        and not key.today
+        and key.parent not in ("optimizer.params", "scheduler.params")  # taken as a whole
+        and not re.search(rf"\.{key.name}\b", code)
+    }
+    off = {path.removesuffix("enabled") for path in ALWAYS if path.endswith(".enabled")}
+    unread = {path for path in unread if not path.startswith(tuple(off))}
+    assert unread - ALWAYS.keys() - WITH_RANKS.keys() - RESOLVED == set()
