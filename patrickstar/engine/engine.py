@@ -19,14 +19,16 @@ import torch
 from torch import nn
 
 from patrickstar.checkpoint import has_latest
+from patrickstar.engine.agreement import What
 from patrickstar.engine.compiled import pin_compiled_modules
+from patrickstar.engine.contents import Counters, Training
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.refusal import shapes_of, with_smallest
-from patrickstar.engine.resuming import What, load
+from patrickstar.engine.resuming import load
 from patrickstar.engine.saved_tensors import SavedTensors
-from patrickstar.engine.saving import Counters, Training, save, save_weights
+from patrickstar.engine.saving import save, save_weights
 from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.weights import gather_state_dict, load_state_dict

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from patrickstar.checkpoint import Checkpoint, TensorSet, decode, open_checkpoint, set_rng_state
-from patrickstar.checkpoint.fields import count, field, taking_over
-from patrickstar.checkpoint.progress import Progress, progress_of
+from patrickstar.checkpoint.fields import field, taking_over
+from patrickstar.checkpoint.progress import Progress
+from patrickstar.engine.agreement import What, agree, counters_of, groups_of, progress_of_part
 from patrickstar.engine.construct import view_of
-from patrickstar.engine.saving import (
+from patrickstar.engine.contents import (
     GRADIENT,
     MASTER,
     Counters,
@@ -37,23 +38,6 @@ from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, Use
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
-
-
-@dataclass(frozen=True)
-class What:
-    """What is taken from a checkpoint.
-
-    Attributes:
-        optimizer: moments, step counts, gradients, loss scale, hyperparameters.
-        scheduler: the position of the learning-rate schedule.
-        progress: counters, random states, the position in the data.
-        strict: the checkpoint must have exactly the model's weights.
-    """
-
-    optimizer: bool = True
-    scheduler: bool = True
-    progress: bool = True
-    strict: bool = True
 
 
 def resume(
@@ -73,20 +57,11 @@ def resume(
     if not isinstance(client, dict):
         raise CheckpointError("client_state in the checkpoint is no dict")
     found = members(training)
-    progress = _progress(state, found)
-    problems = _differences(training, checkpoint, found, what)
-    if what.optimizer:
-        problems += _optimizer_differences(training, checkpoint, found, progress)
-    if problems:
-        more = f"; and {len(problems) - 8} more differences" if len(problems) > 8 else ""
-        raise CheckpointError(
-            f"the checkpoint in {str(checkpoint.path)!r} does not fit this run: "
-            f"{'; '.join(problems[:8])}{more}"
-        )
-    groups = _groups(training, state) if what.optimizer else []
-    counters = _counters(training, state, progress) if what.progress else training.counters
+    progress = agree(training, checkpoint, found, what)
+    groups = groups_of(training, state) if what.optimizer else []
+    counters = counters_of(training, state, progress, what)
     places = {
-        part.slot.index: _Place(member, part, _of_part(progress, member, part))
+        part.slot.index: _Place(member, part, progress_of_part(progress, member, part))
         for member in found
         for part in member.parts
     }
@@ -113,138 +88,6 @@ def resume(
             for rng in field(state, "rng", list)[:1]:
                 set_rng_state(rng)
     return client, counters
-
-
-def _of_part(progress: dict[str, list[Progress]], member: Member, part: Part) -> Progress:
-    if member.name not in progress:
-        return Progress(0)
-    return progress_of(member.name, progress[member.name], *part.rows)
-
-
-# What is compared first
-
-
-def _differences(
-    training: Training, checkpoint: Checkpoint, found: list[Member], what: What
-) -> list[str]:
-    weights, excluded = checkpoint.weights, set(field(checkpoint.state, "excluded", list))
-    shapes = {member.name: member.shape for member in found}
-    shapes.update((name, tuple(t.shape)) for name, t in other_tensors(training).items())
-    problems = []
-    for name, shape in shapes.items():
-        if name not in weights:
-            if what.strict and name not in excluded:
-                problems.append(f"it has no weight {name!r}")
-        elif weights[name].shape != shape:
-            problems.append(
-                f"{name!r} has shape {list(weights[name].shape)}, in this model {list(shape)}"
-            )
-        elif not _alike(weights[name].dtype, training, name):
-            problems.append(f"{name!r} has dtype {weights[name].dtype}")
-    if what.strict:
-        problems += [
-            f"this model has no weight {name!r}" for name in weights.names() if name not in shapes
-        ]
-    return problems
-
-
-def _alike(dtype: torch.dtype, training: Training, name: str) -> bool:
-    """Whether values of `dtype` can be those of weight `name`; precisions may differ."""
-    own = other_tensors(training).get(name)
-    if own is None or own.is_floating_point():
-        return dtype.is_floating_point
-    return own.dtype is dtype
-
-
-def _optimizer_differences(
-    training: Training,
-    checkpoint: Checkpoint,
-    found: list[Member],
-    progress: dict[str, list[Progress]],
-) -> list[str]:
-    saved, rule = field(checkpoint.state, "optimizer", dict), training.state.rule
-    if saved.get("type") != rule.name:
-        return [
-            f"its optimizer is {str(saved.get('type'))[:80]!r}, this run's is {rule.name!r}; load "
-            "with load_optimizer_states=False to start that anew"
-        ]
-    problems = []
-    for member in found:
-        aligned, entries = member.parts[0].aligned, progress.get(member.name, [])
-        if aligned.gradient is None:
-            continue
-        keys = [f"{s}/{member.name}" for s in aligned.states if any(p.started for p in entries)]
-        if any(part.gradient for part in entries):
-            keys.append(f"{GRADIENT}/{member.name}")
-        for key in (*keys, f"{MASTER}/{member.name}"):
-            if key in checkpoint.optimizer:
-                stored = checkpoint.optimizer[key]
-                if stored.shape != member.shape or not stored.dtype.is_floating_point:
-                    problems.append(
-                        f"{key!r} is {stored.dtype} of shape {list(stored.shape)}, not "
-                        f"floating-point of shape {list(member.shape)}"
-                    )
-            elif key in keys:
-                problems.append(f"it has no tensor {key!r}")
-    return problems
-
-
-def _progress(state: dict[str, Any], found: list[Member]) -> dict[str, list[Progress]]:
-    """What the checkpoint knows of each parameter."""
-    entries = field(state, "parameters", dict)
-    made = {}
-    for member in found:
-        ranges = entries.get(member.name)
-        if ranges is None:
-            continue
-        if not isinstance(ranges, list):
-            raise CheckpointError(f"the progress of {member.name!r} in state.json is no list")
-        made[member.name] = [Progress.from_json(entry) for entry in ranges]
-    return made
-
-
-def _groups(training: Training, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The hyperparameters of every group, checked by the rule that will use them."""
-    groups, own = field(field(state, "optimizer", dict), "groups", list), training.optimizer
-    if len(groups) != len(own.param_groups):
-        raise CheckpointError(
-            f"the checkpoint has {len(groups)} parameter groups, this run "
-            f"{len(own.param_groups)}; build the same groups, or load with "
-            "load_optimizer_states=False"
-        )
-    made = []
-    for index, (group, present) in enumerate(zip(groups, own.param_groups, strict=True)):
-        with taking_over(f"parameter group {index}"):
-            loaded = decode(dict(group), f"parameter group {index}")
-            loaded.pop("params", None)
-            training.state.rule.check({**present, **loaded})
-            made.append(loaded)
-    return made
-
-
-def _counters(
-    training: Training, state: dict[str, Any], progress: dict[str, list[Progress]]
-) -> Counters:
-    """The counters to go on with.
-
-    Where gradients are accumulated over another number of micro-batches than before, the
-    accumulation begins anew; it cannot if there are gradients already.
-    """
-    saved = field(state, "counters", dict)
-    steps, micro = count(saved, "global_steps"), count(saved, "micro_steps")
-    before, now = count(saved, "accumulation_steps"), training.counters.accumulation_steps
-    if before != now:
-        if any(part.gradient for entries in progress.values() for part in entries):
-            raise CheckpointError(
-                f"the checkpoint was saved in the middle of an accumulation over {before} "
-                f"micro-batches, and this run accumulates over {now}; use {before} until the next "
-                "step, or load an older checkpoint"
-            )
-        micro = steps * now
-    return Counters(steps, micro, count(saved, "skipped_steps"), now)
-
-
-# What is then taken over
 
 
 @contextmanager
