@@ -8,19 +8,24 @@
         optimizer.zero_grad()
 
 Two parts live on their own: `patrickstar.memory`, the chunk memory manager, and `patrickstar.comm`,
-the chunk communication library.
+the chunk communication library. Importing one of them loads nothing else, so the names here are
+found when they are first asked for.
 """
 
-from patrickstar.api import initialize_engine
-from patrickstar.engine.engine import Engine
-from patrickstar.errors import (
-    BudgetError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    PatrickStarError,
-    SpoolError,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from patrickstar.api import initialize_engine
+    from patrickstar.engine.engine import Engine
+    from patrickstar.errors import (
+        BudgetError,
+        CheckpointError,
+        ConfigError,
+        DataError,
+        PatrickStarError,
+        SpoolError,
+    )
 
 __version__ = "0.1.0"
 
@@ -34,3 +39,11 @@ __all__ = [
     "SpoolError",
     "initialize_engine",
 ]
+
+_HOMES = {"initialize_engine": "patrickstar.api", "Engine": "patrickstar.engine.engine"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'patrickstar' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES.get(name, "patrickstar.errors")), name)

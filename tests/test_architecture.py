@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import patrickstar
 
 PACKAGE = Path(__file__).parent.parent / "patrickstar"
 
@@ -25,3 +29,20 @@ def test_the_libraries_know_no_modules_and_no_optimizers(library: str) -> None:
     for path in (PACKAGE / library).rglob("*.py"):
         known = {name for name in imports(path) if name.startswith(("torch.nn", "torch.optim"))}
         assert not known, f"{path.name} imports {known}"
+
+
+@pytest.mark.parametrize("library", ["memory", "comm"])
+def test_importing_a_library_loads_nothing_above_it(library: str) -> None:
+    code = (
+        f"import sys, patrickstar.{library}\n"
+        "names = {n.split('.')[1] for n in sys.modules if n.startswith('patrickstar.')}\n"
+        "print(','.join(sorted(names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ",".join(sorted({"errors", library}))
+
+
+def test_every_public_name_exists_and_no_other() -> None:
+    assert all(hasattr(patrickstar, name) for name in patrickstar.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = patrickstar.no_such_name

@@ -12,6 +12,7 @@ import typer
 
 import patrickstar
 from patrickstar.cli.loop import Initialize
+from patrickstar.cli.plan import plan
 from patrickstar.cli.train import train_command
 
 
@@ -27,6 +28,7 @@ def build_app(initialize: Initialize) -> typer.Typer:
     )
     app.callback()(_root)
     app.command("train")(train_command(initialize))
+    app.command("plan")(plan)
     return app
 
 

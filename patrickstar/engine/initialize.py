@@ -92,7 +92,7 @@ def _assemble(
     settings.precision.cast_buffers(module)
     base = sum(buffer.nbytes for buffer in module.buffers())
     manager.set_other(0, base)
-    groups = _groups(module, settings, param_groups)
+    groups = parameter_groups(module, settings, param_groups)
     specification = StateSpecification(
         settings.precision.dtype,
         settings.grad_dtype,
@@ -127,7 +127,7 @@ def _assemble(
     return engine, optimizer
 
 
-def _groups(
+def parameter_groups(
     module: nn.Module, settings: RunSettings, param_groups: ParamGroups | None
 ) -> list[dict[str, Any]]:
     if param_groups is None:
