@@ -5,6 +5,12 @@ after the run even when the run is killed. Space is preallocated, so a disk that
 found before the run and not in the middle of it. I/O is direct where the file system allows it
 (the data is ours alone, read once and soon overwritten: a page cache would only double it), in
 blocks, and every short read or write is either continued or reported.
+
+Space that a slot gives back joins what is free beside it, so that a run whose chunks change size
+(construction, then training) does not need the disk twice.
+
+With `verify`, a checksum of every slot is kept in memory and compared when the slot is read, so
+that a disk that returns other bytes than it was given is found out. It costs one pass over memory.
 """
 
 from __future__ import annotations
@@ -14,14 +20,18 @@ import errno
 import mmap
 import os
 import tempfile
+from bisect import insort
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from patrickstar.errors import SpoolError
 from patrickstar.memory.sizes import format_bytes
 
 _ALIGN = 4096  # what direct I/O asks of offsets, lengths and addresses on today's disks
 _BLOCK = 16 << 20  # one request: long enough for full bandwidth, short enough to interleave
+_NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -39,13 +49,16 @@ class Spool:
     `allocate`, `free` and `close` belong to one thread.
     """
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], capacity: int | None = None, *, verify: bool = False
+    ) -> None:
         self.path = Path(path)
         self.capacity = capacity
         self.direct = False
-        self._free: dict[int, list[Slot]] = {}
-        self._end = 0
-        self._allocated = 0
+        self._free: list[tuple[int, int]] = []  # offset and length, in order, never adjacent
+        self._end = 0  # of the space that is preallocated
+        self._used = 0  # the end of the last slot
+        self._sums: dict[int, int] | None = {} if verify else None
         self._file = self._open()
 
     def _open(self) -> int:
@@ -58,15 +71,19 @@ class Spool:
                 f"cannot make a spool file in {str(self.path)!r}: {error.strerror or error}. "
                 "Give patrickstar.memory.disk.path a folder that this user can write to",
             ) from error
+        direct = -1
         try:
-            direct = os.open(name, os.O_RDWR | getattr(os, "O_DIRECT", 0) | os.O_CLOEXEC)
-        except OSError:  # a file system without direct I/O; the buffered file does as well
-            direct = -1
-        os.unlink(name)
-        if direct < 0:
+            if hasattr(os, "O_DIRECT"):
+                with contextlib.suppress(OSError):  # the buffered file does as well
+                    direct = os.open(name, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        finally:
+            os.unlink(name)
+        if direct < 0 or not _takes_direct_io(direct):
+            if direct >= 0:
+                os.close(direct)
             return file
         os.close(file)
-        self.direct = hasattr(os, "O_DIRECT")
+        self.direct = True
         return direct
 
     def preallocate(self, nbytes: int) -> None:
@@ -75,30 +92,55 @@ class Spool:
         Raises:
             SpoolError: the capacity or the disk is too small; the message says by how much.
         """
-        self._grow(self._allocated + nbytes)
+        self._grow(self._used + nbytes)
 
     def allocate(self, nbytes: int) -> Slot:
         """A slot of at least `nbytes` bytes."""
         nbytes = -(-nbytes // _ALIGN) * _ALIGN
-        slots = self._free.get(nbytes)
-        if slots:
-            return slots.pop()
-        slot = Slot(self._allocated, nbytes)
-        self._grow(self._allocated + nbytes)
-        self._allocated += nbytes
-        return slot
+        # The tightest fit; a slot of the same size, usually.
+        fitting = [(length, offset) for offset, length in self._free if length >= nbytes]
+        if fitting:
+            length, offset = min(fitting)
+            self._free.remove((offset, length))
+            if length > nbytes:
+                insort(self._free, (offset + nbytes, length - nbytes))
+            return Slot(offset, nbytes)
+        offset = self._used
+        if self._free and sum(self._free[-1]) == self._used:
+            offset = self._free[-1][0]  # what is free at the end needs only the rest
+        self._grow(offset + nbytes)
+        if offset < self._used:
+            self._free.pop()
+        self._used = offset + nbytes
+        return Slot(offset, nbytes)
 
     def free(self, slot: Slot) -> None:
-        """Give a slot back for reuse by slots of the same size."""
-        self._free.setdefault(slot.nbytes, []).append(slot)
+        """Give a slot back."""
+        if self._sums is not None:
+            self._sums.pop(slot.offset, None)
+        insort(self._free, (slot.offset, slot.nbytes))
+        place = self._free.index((slot.offset, slot.nbytes))
+        start, length = self._free[place]
+        if place + 1 < len(self._free) and self._free[place + 1][0] == start + length:
+            length += self._free.pop(place + 1)[1]
+        if place and sum(self._free[place - 1]) == start:
+            start, length = self._free[place - 1][0], self._free.pop(place - 1)[1] + length
+            place -= 1
+        self._free[place] = (start, length)
 
     def write(self, slot: Slot, data: memoryview) -> None:
         """Write `data` (page-aligned, no longer than the slot) into `slot`."""
+        if self._sums is not None:
+            self._sums[slot.offset] = _checksum(data)
         self._transfer(slot, data, os.pwritev, "write to")
 
     def read(self, slot: Slot, data: memoryview) -> None:
-        """Fill `data` (page-aligned, no longer than the slot) from `slot`."""
+        """Fill `data` (page-aligned, as long as what was written) from `slot`."""
         self._transfer(slot, data, os.preadv, "read from")
+        if self._sums is not None and self._sums.get(slot.offset) != _checksum(data):
+            raise self._failure(
+                "read from", slot, errno.EIO, "these are not the bytes that were written there"
+            )
 
     def close(self) -> None:
         """Close the file; its space is free from then on. Closing twice is harmless."""
@@ -116,18 +158,19 @@ class Spool:
                 count = call(self._file, [block], slot.offset + done)
             except OSError as error:
                 raise self._failure(what, slot, error.errno or errno.EIO) from error
-            if count <= 0:
-                raise self._failure(what, slot, errno.EIO)
+            if done + count == data.nbytes:
+                return
             # A short direct transfer must go on from an aligned place.
-            done += count if done + count == data.nbytes else count // _ALIGN * _ALIGN
-            if count < _ALIGN and done < data.nbytes:
-                raise self._failure(what, slot, errno.EIO)
+            count = count // _ALIGN * _ALIGN
+            if count <= 0:
+                raise self._failure(what, slot, errno.EIO, f"it ended after {done} bytes")
+            done += count
 
-    def _failure(self, what: str, slot: Slot, code: int) -> SpoolError:
+    def _failure(self, what: str, slot: Slot, code: int, why: str | None = None) -> SpoolError:
         return SpoolError(
             code,
             f"could not {what} the spool file in {str(self.path)!r} "
-            f"({slot.nbytes} bytes at {slot.offset}): {os.strerror(code)}. "
+            f"({slot.nbytes} bytes at {slot.offset}): {why or os.strerror(code)}. "
             "The training state on the disk tier cannot be trusted any more; "
             "check the disk and resume from the last checkpoint",
         )
@@ -142,10 +185,7 @@ class Spool:
                 f"{format_bytes(end)} are needed. Raise patrickstar.memory.disk.size",
             )
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._file, self._end, end - self._end)
-            else:
-                os.ftruncate(self._file, end)
+            self._extend(end)
         except OSError as error:
             free = 0
             with contextlib.suppress(OSError):
@@ -158,6 +198,36 @@ class Spool:
                 "Free some space or put patrickstar.memory.disk.path on another disk",
             ) from error
         self._end = end
+
+    def _extend(self, end: int) -> None:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._file, self._end, end - self._end)
+                return
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise
+        os.ftruncate(self._file, end)  # a file system that cannot promise space
+
+
+def _takes_direct_io(file: int) -> bool:
+    """Whether the file system keeps the promise it made when it opened the file."""
+    with mmap.mmap(-1, _ALIGN) as page:
+        try:
+            return os.pwritev(file, [page], 0) == os.preadv(file, [page], 0) == _ALIGN
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, 0)
+
+
+def _checksum(data: memoryview) -> int:
+    """Of whole pages: sums of 64 KiB, so that what changed places is noticed, and their hash."""
+    words = torch.frombuffer(data, dtype=torch.int64)
+    whole = words.numel() // 8192 * 8192
+    sums = words[:whole].view(-1, 8192).sum(1).tolist()
+    return hash((*sums, int(words[whole:].sum())))
 
 
 assert mmap.PAGESIZE % _ALIGN == 0
