@@ -6,21 +6,21 @@ one work deletes its line; a test looks for keys that are read nowhere and have 
 
 from __future__ import annotations
 
-from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
 from patrickstar.config.types import Section
 from patrickstar.config.warning import Notes
 
-# By the path of the key: the value that asks for nothing.
-ALWAYS = MappingProxyType(
+# By the path of the key: the value that asks for nothing more than what happens anyhow.
+ALWAYS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "activation_checkpointing.cpu_checkpointing": False,
         "bf16.check_grad_overflow": False,
         "checkpoint.tag_validation": "WARN",
         "csv_monitor.enabled": False,
         "dataloader_drop_last": False,
+        "fp16.auto_cast": True,
         "steps_per_print": None,
         "tensorboard.enabled": False,
         "torch_autocast.enabled": False,
@@ -32,7 +32,7 @@ ALWAYS = MappingProxyType(
 )
 
 # These have no effect on one rank in DeepSpeed either.
-WITH_RANKS = MappingProxyType(
+WITH_RANKS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "communication_data_type": None,
         "gradient_predivide_factor": 1.0,
@@ -47,7 +47,7 @@ def remark_on_pending(config: Section, world_size: int, notes: Notes) -> None:
 
     Only keys that were given count: a default asks for nothing.
     """
-    pending = ALWAYS if world_size == 1 else ALWAYS | WITH_RANKS
+    pending = dict(ALWAYS) if world_size == 1 else ALWAYS | WITH_RANKS
     for path, nothing in pending.items():
         given = _given(config, path)
         if given is not None and given != nothing:
@@ -56,7 +56,9 @@ def remark_on_pending(config: Section, world_size: int, notes: Notes) -> None:
 
 def _given(config: Section, path: str) -> Any:
     *sections, name = path.split(".")
-    section: Any = reduce(lambda inner, part: getattr(inner, part, None), sections, config)
+    section: Any = config
+    for part in sections:
+        section = getattr(section, part, None)
     if section is None or name not in section.model_fields_set:
         return None
     return getattr(section, name)

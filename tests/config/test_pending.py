@@ -17,6 +17,8 @@ from patrickstar.config.pending import ALWAYS, WITH_RANKS
 
 # Read in this package, which resolves them.
 RESOLVED = {
+    "bf16.enabled",
+    "fp16.enabled",
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "data_types.param_dtype",
