@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup train test lint clean
+.PHONY: setup train test lint bench clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,10 @@ test: setup lint
 train: setup
 	$(BIN)/patrickstar train --model gpt-25m --steps 60 --batch-size 2 --learning-rate 1e-3 \
 		--host-memory 192MiB --disk runs/spool --metrics runs/train.jsonl
+
+# One table, quickly: make bench BENCH="--table first --steps 3 --rounds 1"
+bench: setup
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 clean:
 	rm -rf $(VENV)

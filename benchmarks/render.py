@@ -1,0 +1,232 @@
+"""Write the tables of docs/benchmarks.md from benchmarks/results: `python benchmarks/render.py`.
+
+The page holds prose and, between `<!-- table NAME -->` and `<!-- end NAME -->`, what this program
+puts there. `--check` changes nothing and fails if the page is not what it would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # started as a script
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.limit import Ideal, Rates, ideal, in_memory  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+NOT_MEASURED = "not measured"
+Result = dict[str, Any]
+
+
+def gib(nbytes: float) -> str:
+    return f"{nbytes / 2**30:.2f}"
+
+
+def machine_rates(result: Result) -> Rates:
+    """The best that the machine did in this run, before or after the rows."""
+    facts = result["machine"]
+    return Rates(
+        gemm=max(f["gemm_flops"] for f in facts),
+        copy=max(f["copy_bytes_per_s"] for f in facts),
+        read=max(f["disk"]["read"] for f in facts),
+        write=max(f["disk"]["write"] for f in facts),
+    )
+
+
+def step_time(result: Result, row: Result) -> float:
+    """Seconds: the median step after warm-up of the best round."""
+    warmup = result["warmup"]
+    return float(min(statistics.median(run["step_s"][warmup:]) for run in row["runs"]))
+
+
+def peak(row: Result) -> int:
+    """Bytes that the process held at most, in the worst round."""
+    return int(max(run["process"]["max_rss"] for run in row["runs"]))
+
+
+def above_imports(row: Result) -> int:
+    """The same without what importing the libraries took."""
+    return int(max(run["process"]["max_rss"] - run["import_rss"] for run in row["runs"]))
+
+
+def disk_bytes(result: Result, row: Result, field: str) -> float:
+    """Bytes a step, as the kernel counted them: the median step."""
+    warmup = result["warmup"]
+    return float(statistics.median(n for run in row["runs"] for n in run[field][warmup:]))
+
+
+def limit_of(result: Result, row: Result) -> Ideal:
+    parameters = row["runs"][0]["parameters"]
+    h = in_memory(parameters, above_imports(row))
+    return ideal(parameters, result["tokens"], h, machine_rates(result))
+
+
+def same_losses(result: Result, row: Result) -> str:
+    """Whether the losses are those of the reference, to the bit, or how far off the last one is."""
+    reference = result["rows"][result["reference"]]
+    if not reference["runs"]:
+        return NOT_MEASURED
+    ours, theirs = row["runs"][0]["losses"], reference["runs"][0]["losses"]
+    if row is reference:
+        return "—"
+    if ours == theirs:
+        return "same bits"
+    return f"last differs by {abs(ours[-1] - theirs[-1]):.0e}"
+
+
+HEAD = (
+    "",
+    "peak RSS, GiB",
+    "above imports, GiB",
+    "step, s",
+    "of plain",
+    "ideal step, s",
+    "achieved/ideal",
+    "disk read + written a step, GiB",
+    "losses",
+)
+
+
+def cells(result: Result, row: Result) -> list[str]:
+    """The columns of HEAD but the first."""
+    if not row["runs"]:
+        return [NOT_MEASURED] + [""] * (len(HEAD) - 2)
+    seconds, limit = step_time(result, row), limit_of(result, row)
+    reference = result["rows"][result["reference"]]
+    of_plain = seconds / step_time(result, reference) if reference["runs"] else None
+    read, written = (disk_bytes(result, row, f) for f in ("disk_read", "disk_written"))
+    return [
+        gib(peak(row)),
+        gib(above_imports(row)),
+        f"{seconds:.2f}",
+        NOT_MEASURED if of_plain is None else f"{of_plain:.2f}",
+        f"{limit.step:.2f} ({limit.bound})",
+        f"{seconds / limit.step:.2f}",
+        f"{gib(read)} + {gib(written)}",
+        same_losses(result, row),
+    ]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + " --- |" + " ---: |" * (len(head) - 1)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def training(result: Result) -> Iterator[str]:
+    """A table of training runs, the machine it was measured on, and the settings."""
+    measured = [row for row in result["rows"].values() if row["runs"]]
+    parameters = measured[0]["runs"][0]["parameters"] if measured else None
+    size = "" if parameters is None else f" ({parameters / 1e6:.0f}M parameters)"
+    yield f"**{result['title']}**{size}"
+    yield ""
+    yield from table(HEAD, [[row["name"], *cells(result, row)] for row in result["rows"].values()])
+    yield ""
+    yield from machine(result)
+    yield from where_time_went(result)
+    yield from settings(result)
+
+
+def machine(result: Result) -> Iterator[str]:
+    rates, facts = machine_rates(result), result["machine"][0]
+    slowest = [min(f["disk"][way] for f in result["machine"]) for way in ("read", "write")]
+    others = [
+        run["process"]["others_cpu"] for row in result["rows"].values() for run in row["runs"]
+    ]
+    yield (
+        f"Machine: {facts['processor']}, {facts['cores']} cores, "
+        f"{gib(facts['memory_bytes'])} GiB, {facts['file_system']}, torch {facts['torch']}. "
+        f"Measured {result['started']}: bf16 products {rates.gemm / 1e9:.0f} GFLOP/s, copy "
+        f"{rates.copy / 1e9:.1f} GB/s (read and written), direct disk reads "
+        f"{rates.read / 1e9:.2f} GB/s and writes {rates.write / 1e9:.2f} GB/s (best of before and "
+        f"after; the worse: {slowest[0] / 1e9:.2f} and {slowest[1] / 1e9:.2f}). "
+        f"{result['warmup']} steps of warm-up and {result['steps']} that count in every process; "
+        "the median step of the best round. Other programs used "
+        + (f"{min(others):.0%} to {max(others):.0%}" if others else "an unknown part")
+        + " of the processors while rows ran."
+    )
+    yield ""
+
+
+def where_time_went(result: Result) -> Iterator[str]:
+    """Seconds of each phase, and of the parts of the limit."""
+    rows = []
+    for row in result["rows"].values():
+        if not row["runs"]:
+            continue
+        limit = limit_of(result, row)
+        phases = row["runs"][-1]["phases"]
+        rows.append(
+            [row["name"]]
+            + [f"{phases[p]:.2f}" for p in ("forward", "backward", "update")]
+            + [f"{t:.2f}" for t in (limit.compute, limit.update, limit.disk)]
+        )
+    if rows:
+        yield "Where the time went (seconds, median step of the last round), and the three limits:"
+        yield ""
+        yield from table(
+            ("", "forward", "backward", "update", "compute", "update traffic", "disk"), rows
+        )
+        yield ""
+
+
+def settings(result: Result) -> Iterator[str]:
+    """What each row was given, and why some have no numbers."""
+    for row in result["rows"].values():
+        if row["not_measured"]:
+            yield f"- {row['name']}: {NOT_MEASURED} ({row['not_measured']})"
+        elif row["options"]:
+            yield f"- {row['name']}: `{json.dumps(row['options'])}`"
+    versions: dict[str, str] = {}
+    for row in result["rows"].values():
+        for run in row["runs"]:
+            versions.update(run["versions"])
+    if versions:
+        yield "- versions: " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))
+
+
+RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
+    "training": training,
+}
+
+
+def block(name: str, results: Path) -> str:
+    """What belongs between the markers of table `name`."""
+    path = results / f"{name}.json"
+    if not path.exists():
+        return f"{NOT_MEASURED}: `python benchmarks/run.py --table {name}`"
+    result = json.loads(path.read_text())
+    return "\n".join(RENDERERS[result.get("kind", "training")](result)).rstrip()
+
+
+def rendered(page: str, results: Path = RESULTS) -> str:
+    """`page` with every table as the results have it."""
+    pattern = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+    return pattern.sub(lambda m: m[1] + "\n" + block(m[2], results) + "\n\n" + m[3], page)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="fail if the page is out of date")
+    given = parser.parse_args(arguments)
+    before = PAGE.read_text()
+    after = rendered(before)
+    if given.check:
+        if before != after:
+            sys.exit(f"{PAGE.relative_to(ROOT)} is out of date: run python benchmarks/render.py")
+    else:
+        PAGE.write_text(after)
+
+
+if __name__ == "__main__":
+    main()

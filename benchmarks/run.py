@@ -1,0 +1,276 @@
+"""Measure the tables of docs/benchmarks.md: `python benchmarks/run.py`, or `make bench`.
+
+    python benchmarks/run.py --table first --steps 5 --opponents plain,patrickstar,deepspeed
+
+Every row runs in a process of its own, one after another and in turns (all rows once, then all rows
+again), so that a machine that slows down for a while does so for everybody. The peak of a row is
+what the kernel says of the finished process. This process imports no torch and stays small, because
+a child starts with its parent's peak.
+
+DeepSpeed is found by import, or in the environment of the interpreter that `--deepspeed-python` or
+the variable DEEPSPEED_PYTHON names. Without it its rows say "not measured".
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # started as a script
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.job import Job  # noqa: E402
+from benchmarks.tables import OPPONENTS, TABLES, Row, Table  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+class NotMeasuredError(Exception):
+    """A row has no numbers; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How this run is made."""
+
+    steps: int
+    warmup: int
+    rounds: int
+    threads: int
+    opponents: tuple[str, ...]
+    deepspeed_python: str
+    disk: str
+    output: Path
+    time_limit: float
+    disk_bytes: int
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What a child is started with."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": str(threads),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def busy_seconds() -> float:
+    """Processor seconds that the whole machine has spent, over all cores."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, irq, softirq, *_ = map(int, stat.read_text().split()[1:11])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def run_child(command: list[str], log: Path, settings: Settings) -> dict[str, Any]:
+    """Run `command` to its end; what the kernel says of it.
+
+    Raises:
+        NotMeasuredError: it failed or took too long.
+    """
+    load, busy, began = os.getloadavg(), busy_seconds(), time.monotonic()
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment(settings.threads), stdout=out, stderr=out
+        )
+        while True:
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if pid:
+                child.returncode = os.waitstatus_to_exitcode(status)
+                break
+            if time.monotonic() - began > settings.time_limit:
+                child.kill()
+                child.wait()
+                raise NotMeasuredError(f"took longer than {settings.time_limit:.0f} s")
+            time.sleep(0.05)
+    seconds = time.monotonic() - began
+    if child.returncode:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        last = lines[-1].strip() if lines else "no output"
+        raise NotMeasuredError(f"ended with status {child.returncode}: {last[:300]}")
+    others = busy_seconds() - busy - usage.ru_utime - usage.ru_stime
+    return {
+        "max_rss": usage.ru_maxrss * 1024,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        "seconds": seconds,
+        "load_before": load[0],
+        "others_cpu": max(0.0, others / seconds / (os.cpu_count() or 1)),
+    }
+
+
+def interpreter(row: Row, settings: Settings) -> str:
+    return settings.deepspeed_python if row.opponent == "deepspeed" else sys.executable
+
+
+def measure_once(table: Table, row: Row, settings: Settings) -> dict[str, Any]:
+    """One process of `row`."""
+    job = Job(
+        system=row.system,
+        model=table.model,
+        options=row.options,
+        changes=table.changes,
+        sequences=table.sequences,
+        length=table.length,
+        steps=settings.steps,
+        warmup=settings.warmup,
+        threads=settings.threads,
+        disk=settings.disk,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        python = interpreter(row, settings)
+        command = [python, "-m", "benchmarks.row", job.to_json(), str(answer)]
+        kernel = run_child(command, Path(folder) / "log", settings)
+        return {**json.loads(answer.read_text()), "process": kernel}
+
+
+def facts(settings: Settings) -> dict[str, Any]:
+    """The machine's rates, measured now by a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "facts.json"
+        command = [sys.executable, "-m", "benchmarks.machine", "--disk", settings.disk]
+        command += ["--disk-bytes", str(settings.disk_bytes), "--json", str(answer)]
+        command += ["--threads", str(settings.threads)]
+        kernel = run_child(command, Path(folder) / "log", settings)
+        return {**json.loads(answer.read_text()), "process": kernel}
+
+
+def missing(opponent: str, settings: Settings) -> str | None:
+    """Why `opponent` cannot be measured here; None if it can."""
+    if opponent not in settings.opponents:
+        return "left out of this run"
+    if opponent != "deepspeed":
+        return None
+    command = [settings.deepspeed_python, "-m", "benchmarks.systems.zero"]
+    print("building DeepSpeed's kernels (minutes, the first time)", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            patient = dataclasses.replace(settings, time_limit=1800.0)
+            run_child(command, Path(folder) / "log", patient)
+        except (NotMeasuredError, OSError) as error:
+            return f"DeepSpeed cannot be used from {Path(command[0]).name}: {error}"
+    return None
+
+
+def measure_table(table: Table, settings: Settings) -> None:
+    """Measure `table` and write its results, after every process anew."""
+    reasons = {name: missing(name, settings) for name in {row.opponent for row in table.rows}}
+    rows: dict[str, dict[str, Any]] = {
+        row.key: {
+            "name": row.name,
+            "opponent": row.opponent,
+            "options": row.options,
+            "not_measured": reasons[row.opponent],
+            "runs": [],
+        }
+        for row in table.rows
+    }
+    result: dict[str, Any] = {
+        "table": table.key,
+        "title": table.title,
+        "model": table.model,
+        "tokens": table.sequences * table.length,
+        "reference": table.reference,
+        "steps": settings.steps,
+        "warmup": settings.warmup,
+        "started": now(),
+        "machine": [facts(settings)],
+        "rows": rows,
+    }
+    for round_ in range(settings.rounds):
+        for row in table.rows:
+            entry = rows[row.key]
+            if entry["not_measured"]:
+                continue
+            try:
+                run = measure_once(table, row, settings)
+            except NotMeasuredError as error:
+                entry["not_measured"] = str(error)
+                print(f"{table.key} {row.key}: {error}", flush=True)
+                continue
+            entry["runs"].append(run)
+            median = statistics.median(run["step_s"][settings.warmup :])
+            print(
+                f"{table.key} round {round_ + 1} {row.key}: {median:.2f} s a step, "
+                f"{run['process']['max_rss'] / 2**30:.2f} GiB, "
+                f"others {run['process']['others_cpu']:.0%} of the processors",
+                flush=True,
+            )
+            write(result, settings)
+    result["machine"].append(facts(settings))
+    result["finished"] = now()
+    write(result, settings)
+
+
+def write(result: dict[str, Any], settings: Settings) -> None:
+    settings.output.mkdir(parents=True, exist_ok=True)
+    path = settings.output / f"{result['table']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--table", action="append", choices=list(TABLES), help="default: all")
+    parser.add_argument("--steps", type=int, default=6, help="that count, in every process")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of all rows")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--opponents", default=",".join(OPPONENTS), help="who is measured")
+    parser.add_argument(
+        "--deepspeed-python",
+        default=os.environ.get("DEEPSPEED_PYTHON", sys.executable),
+        help="an interpreter that can import deepspeed",
+    )
+    parser.add_argument("--disk", default=tempfile.gettempdir(), help="a folder on a real disk")
+    parser.add_argument("--disk-bytes", type=int, default=3 << 30, help="of the disk measurement")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--time-limit", type=float, default=900.0, help="seconds for a process")
+    given = parser.parse_args()
+    opponents = tuple(name for name in given.opponents.split(",") if name)
+    if unknown := set(opponents) - set(OPPONENTS):
+        parser.error(f"--opponents: {', '.join(sorted(unknown))}; choose from {OPPONENTS}")
+    settings = Settings(
+        steps=given.steps,
+        warmup=given.warmup,
+        rounds=given.rounds,
+        threads=given.threads,
+        opponents=opponents,
+        deepspeed_python=given.deepspeed_python,
+        disk=given.disk,
+        output=given.output,
+        time_limit=given.time_limit,
+        disk_bytes=given.disk_bytes,
+    )
+    for key in given.table or list(TABLES):
+        measure_table(TABLES[key], settings)
+    if settings.output == RESULTS:
+        from benchmarks.render import main as render
+
+        render([])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""PatrickStar, as a user calls it.
+
+Options: `memory`, the config's section of that name (`{"host": "2GiB"}`); `disk`, whether there is
+a disk tier; `policy`, "planned", "lru" or "fifo".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.job import Job
+from benchmarks.systems import HYPER, Phases
+
+
+def config_of(job: Job) -> dict[str, Any]:
+    """The config that the run is started with."""
+    memory = dict(job.options.get("memory", {}))
+    if job.options.get("disk"):
+        memory["disk"] = {"path": job.disk}
+    return {
+        "train_micro_batch_size_per_gpu": job.sequences,
+        "gradient_clipping": job.clipping,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {**HYPER, "betas": list(HYPER["betas"])}},
+        "patrickstar": {"memory": memory, "policy": job.options.get("policy", "planned")},
+    }
+
+
+class ChunkedTrainer:
+    def __init__(self, job: Job, config: Any) -> None:
+        self.phases = Phases()
+        from patrickstar.api import initialize_engine
+        from patrickstar.models import GPT
+
+        self.engine, self.optimizer = initialize_engine(
+            model_provider=lambda: GPT(config), config=config_of(job)
+        )
+        self.parameters = sum(p.numel() for p in self.engine.parameters())
+
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+        self.phases.start()
+        loss = self.engine(tokens, targets)
+        self.phases.mark("forward")
+        self.engine.backward(loss)
+        self.phases.mark("backward")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.phases.mark("update")
+        return float(loss.item())
+
+    def moved(self) -> dict[str, int]:
+        return dict(self.engine.memory_report().moved)
+
+    def notes(self) -> dict[str, Any]:
+        tiers = self.engine.memory_report().tiers
+        return {
+            "tier_peak": {name: usage.peak for name, usage in tiers.items()},
+            "tier_budget": {name: usage.budget for name, usage in tiers.items()},
+        }
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def load() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import patrickstar.api
+    import patrickstar.models  # noqa: F401
+
+    try:
+        ours = version("patrickstar")
+    except PackageNotFoundError:
+        ours = "source tree"
+    return {"torch": torch.__version__, "patrickstar": ours}
+
+
+def start(job: Job, config: Any) -> ChunkedTrainer:
+    return ChunkedTrainer(job, config)

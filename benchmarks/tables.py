@@ -1,0 +1,143 @@
+"""Which rows are measured, and with which settings.
+
+DeepSpeed's settings follow its own documentation ("DeepSpeed Configuration JSON", "ZeRO-Infinity"
+and "DeepNVMe" pages) and were then varied on the machine at hand; the better value was kept. They
+are printed under the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# What `ds_nvme_tune` looks for: large blocks, a deep queue and more than one thread.
+AIO = {
+    "block_size": 8 << 20,
+    "queue_depth": 32,
+    "intra_op_parallelism": 2,
+    "single_submit": False,
+    "overlap_events": True,
+}
+OPPONENTS = ("plain", "patrickstar", "deepspeed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: who, called what, with which options."""
+
+    key: str
+    name: str
+    opponent: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def system(self) -> str:
+        """The module of `benchmarks.systems`."""
+        return {"plain": "plain", "patrickstar": "chunked", "deepspeed": "zero"}[self.opponent]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that train the same model on the same tokens."""
+
+    key: str
+    title: str
+    model: str
+    rows: tuple[Row, ...]
+    length: int = 512
+    sequences: int = 1
+    changes: dict[str, Any] = field(default_factory=dict)
+    reference: str = "plain"
+
+
+PLAIN = Row("plain", "Plain loop: fp32 masters, `AdamW(fused=True)`", "plain")
+IN_MEMORY = Row("patrickstar-memory", "PatrickStar, everything in memory", "patrickstar")
+ZERO_CPU = Row(
+    "deepspeed-cpu",
+    "DeepSpeed ZeRO-3, CPU offload",
+    "deepspeed",
+    {
+        "zero": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "offload_param": {"device": "cpu"},
+        }
+    },
+)
+ZERO_NVME_SPEED = Row(
+    "deepspeed-nvme-speed",
+    "DeepSpeed ZeRO-Infinity (NVMe), tuned for speed",
+    "deepspeed",
+    {
+        "zero": {
+            "stage": 3,
+            "offload_optimizer": {"device": "nvme", "pipeline_read": True, "pipeline_write": True},
+            "offload_param": {"device": "cpu"},
+            "sub_group_size": 100_000_000,
+        },
+        "aio": AIO,
+    },
+)
+ZERO_NVME_MEMORY = Row(
+    "deepspeed-nvme-memory",
+    "DeepSpeed ZeRO-Infinity (NVMe), tuned for memory",
+    "deepspeed",
+    {
+        "zero_init": True,
+        "remote": "nvme",
+        "zero": {
+            "stage": 3,
+            "offload_optimizer": {"device": "nvme", "pipeline_read": True, "pipeline_write": True},
+            "offload_param": {"device": "nvme"},
+            "sub_group_size": 15_000_000,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        },
+        "aio": AIO,
+    },
+)
+
+
+def on_disk(key: str, host: str) -> Row:
+    """PatrickStar with `host` of memory and a disk."""
+    return Row(
+        key,
+        f"PatrickStar, host memory {host} + disk",
+        "patrickstar",
+        {"memory": {"host": host}, "disk": True},
+    )
+
+
+TABLES = {
+    "first": Table(
+        "first",
+        "gpt-300m, bf16 with fp32 masters, AdamW, 512 tokens a step",
+        "gpt-300m",
+        (
+            PLAIN,
+            IN_MEMORY,
+            on_disk("patrickstar-disk", "2GiB"),
+            ZERO_CPU,
+            ZERO_NVME_SPEED,
+            ZERO_NVME_MEMORY,
+        ),
+    ),
+    "small": Table(
+        "small",
+        "gpt-25m, everything in memory",
+        "gpt-25m",
+        (PLAIN, IN_MEMORY, ZERO_CPU),
+    ),
+    "third": Table(
+        "third",
+        "gpt-300m with a third of the state in memory",
+        "gpt-300m",
+        (
+            PLAIN,
+            on_disk("patrickstar-third", "1.32GiB"),
+            ZERO_NVME_SPEED,
+            ZERO_NVME_MEMORY,
+        ),
+    ),
+}

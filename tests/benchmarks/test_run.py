@@ -1,0 +1,59 @@
+"""The process that starts the rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.job import Job
+from benchmarks.run import NotMeasuredError, Settings, measure_table, run_child
+from benchmarks.systems import chunked
+from benchmarks.tables import TABLES
+from patrickstar.config import load_config
+
+
+def settings(folder: Path, limit: float = 60.0, opponents: tuple[str, ...] = ()) -> Settings:
+    return Settings(1, 0, 1, 1, opponents, sys.executable, str(folder), folder, limit, 1 << 20)
+
+
+def test_the_peak_is_that_of_the_finished_process(tmp_path: Path) -> None:
+    code = "block = bytearray(200 << 20); del block"
+    kernel = run_child([sys.executable, "-c", code], tmp_path / "log", settings(tmp_path))
+    assert 200 << 20 < kernel["max_rss"] < 300 << 20
+    assert kernel["cpu_s"] > 0
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(NotMeasuredError, match="status 1: ValueError: no such thing"):
+        run_child(
+            [sys.executable, "-c", "raise ValueError('no such thing')"],
+            tmp_path / "log",
+            settings(tmp_path),
+        )
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(NotMeasuredError, match="longer than 1 s"):
+        run_child(
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            tmp_path / "log",
+            settings(tmp_path, limit=1.0),
+        )
+
+
+def test_opponents_left_out_are_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.run.facts", lambda _: {})
+    measure_table(TABLES["first"], settings(tmp_path))
+    assert '"not_measured": "left out of this run"' in (tmp_path / "first.json").read_text()
+
+
+@pytest.mark.parametrize("name", list(TABLES))
+def test_every_row_of_ours_has_a_config_that_the_library_takes(name: str, tmp_path: Path) -> None:
+    for row in TABLES[name].rows:
+        if row.opponent == "patrickstar":
+            job = Job(row.system, TABLES[name].model, row.options, disk=str(tmp_path))
+            load_config(chunked.config_of(job))
