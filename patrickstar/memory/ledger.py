@@ -245,8 +245,9 @@ class Ledger:
 
     def unpin(self, chunk: int, tier: int, *, writes: bool = False) -> None:
         entry = self._entries[chunk]
-        if not entry.pins[tier]:
-            raise ChunkStateError(f"chunk {chunk} is not pinned on {self.tiers[tier].name}")
+        if (entry.writers[tier] if writes else entry.pins[tier] - entry.writers[tier]) <= 0:
+            how = "for writing" if writes else "for reading"
+            raise ChunkStateError(f"chunk {chunk} is not pinned {how} on {self.tiers[tier].name}")
         entry.pins[tier] -= 1
         entry.writers[tier] -= int(writes)
 

@@ -17,6 +17,7 @@ it (autograd in the middle of an operator, a recomputed activation, a view in a 
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,7 @@ class ChunkManager:
         self._cpu_budget = sum(budget or 0 for budget in budgets)
         self._heap = None if None in budgets else ProcessHeap()
         self._in_flight = 0
+        self._process, self._closed = os.getpid(), False
         self._chunks: dict[int, Chunk] = {}
         self._tensors: dict[tuple[int, int], torch.Tensor] = {}
         self._references: dict[int, int] = {}  # of the storage on tier 0, by permanent views
@@ -134,7 +136,15 @@ class ChunkManager:
         return chunk
 
     def delete(self, chunk: Chunk) -> None:
-        """Give up a chunk and its contents for good."""
+        """Give up a chunk and its contents for good.
+
+        Raises:
+            ChunkStateError: it is in use, or a tensor that is no permanent view refers to it.
+        """
+        if self.is_referenced(chunk):
+            raise ChunkStateError(
+                f"a tensor still refers to chunk {chunk.id}; drop it before deleting the chunk"
+            )
         self.release(chunk)
         self.ledger.remove(chunk.id)
         for tier in range(len(self.tiers)):
@@ -148,9 +158,17 @@ class ChunkManager:
         del self._chunks[chunk.id]
 
     def release(self, chunk: Chunk) -> None:
-        """The contents of `chunk` are not needed any more; at its next use it is zeros again."""
+        """The contents of `chunk` are not needed any more; at its next use it is zeros again.
+
+        A tensor that still refers to it sees the zeros, and keeps the chunk where it is.
+        """
         self._settle(chunk.id)
-        self._give_back(chunk.id, self.ledger.blank(chunk.id))
+        in_use = any(self.ledger.entry(chunk.id).pins)
+        if not in_use and self.ledger.is_valid(chunk.id, 0) and self.is_referenced(chunk):
+            self._give_back(chunk.id, self.ledger.wrote(chunk.id, 0))
+            self.tensor(chunk).data.zero_()  # behind autograd's back: these were no contents
+        else:
+            self._give_back(chunk.id, self.ledger.blank(chunk.id))
         if self._recorder is not None:
             self._recorder.blanked(chunk.id)
 
@@ -187,6 +205,7 @@ class ChunkManager:
 
         It does not keep the chunk resident, as another reference to the storage would.
         """
+        self.tensor(chunk)  # so that its references are counted before the view is
         left = self._views.pop(id(view), None)
         if left is not None:
             left()
@@ -328,7 +347,8 @@ class ChunkManager:
         )
 
     def close(self) -> None:
-        """Stop the transfers and give the tiers back."""
+        """Stop the transfers and give the tiers back. Closing twice is harmless."""
+        self._closed = True
         self._threads.close()
         for tier in self.tiers:
             tier.close()
@@ -440,13 +460,14 @@ class ChunkManager:
         Each is pinned as soon as it is there: while the next one is waited for, it must neither
         leave nor be saved. Old contents are given up last, when every chunk has its place.
         """
+        self._refuse_when_over()
         self._kept = frozenset((use.chunk, use.tier) for use in uses)
         for key in self._kept:
             self._leaving.pop(key, None)
             self._loads.pop(key, None)
-        self._begin_moment(uses)
         pinned: list[Use] = []
         try:
+            self._begin_moment(uses)
             for use in uses:
                 if use.access.reads or self._has_valid(use):
                     self._ensure(use)
@@ -458,6 +479,16 @@ class ChunkManager:
             self._kept = frozenset()
             raise
         return tuple(pinned)
+
+    def _refuse_when_over(self) -> None:
+        if self._closed:
+            raise ChunkStateError("this ChunkManager is closed; its chunks cannot be used any more")
+        if os.getpid() != self._process:
+            raise ChunkStateError(
+                "chunks belong to the process that made them, and this one was forked from it: it "
+                "has neither their memory nor the threads that move them. Copy what a worker needs "
+                "before the fork, or start workers with 'spawn'"
+            )
 
     def _pin(self, use: Use, pinned: list[Use]) -> None:
         self.ledger.pin(use.chunk, use.tier, writes=use.access.writes)
@@ -622,6 +653,7 @@ class ChunkManager:
 
     def _start(self, chunk: int, source: int, target: int) -> None:
         nbytes = self._chunks[chunk].nbytes
+        self._refuse_when_over()
         from_, to = self.tiers[source], self.tiers[target]
         self.ledger.begin_load(chunk, source, target)
         try:

@@ -164,15 +164,16 @@ class Run:
 
     def release(self) -> None:
         chunk = self.random.choice(sorted(self.chunks))
-        if chunk in self.held:
-            return
         self.manager.release(self.chunks[chunk])
         self.model[chunk].zero_()
 
     def delete(self) -> None:
         if len(self.chunks) > 2:
             chunk = self.random.choice(sorted(self.chunks))
-            if chunk not in self.held:
+            if chunk in self.held:
+                with pytest.raises(ChunkStateError, match="still refers to chunk"):
+                    self.manager.delete(self.chunks[chunk])
+            else:
                 self.manager.delete(self.chunks.pop(chunk))
                 del self.model[chunk]
                 self.promised = [c for c in self.promised if c != chunk]
