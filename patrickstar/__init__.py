@@ -16,7 +16,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patrickstar.api import initialize_engine
+    from patrickstar.api import (
+        add_config_arguments,
+        init_distributed,
+        initialize,
+        initialize_engine,
+    )
     from patrickstar.engine.engine import Engine
     from patrickstar.errors import (
         BudgetError,
@@ -37,10 +42,16 @@ __all__ = [
     "Engine",
     "PatrickStarError",
     "SpoolError",
+    "add_config_arguments",
+    "init_distributed",
+    "initialize",
     "initialize_engine",
 ]
 
-_HOMES = {"initialize_engine": "patrickstar.api", "Engine": "patrickstar.engine.engine"}
+_HOMES = {"Engine": "patrickstar.engine.engine"} | dict.fromkeys(
+    ("add_config_arguments", "init_distributed", "initialize", "initialize_engine"),
+    "patrickstar.api",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from patrickstar.config import load_config
+from patrickstar.config import Config, load_config
+from patrickstar.engine.client_optimizer import groups_of, rule_of, scheduler_for
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.from_config import muon_groups, settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.errors import ConfigError
-from patrickstar.optim import Muon
+from patrickstar.optim import Muon, UpdateRule
 
 Provider = Callable[[], nn.Module] | nn.Module
 
@@ -55,9 +59,109 @@ def initialize_engine(
         )
     provider = model_provider if model_provider is not None else model_func
     assert provider is not None
-    loaded = load_config(dict(config) if isinstance(config, Mapping) else (config or {}))
-    settings = settings_from(loaded)
-    if param_groups is None and isinstance(settings.rule, Muon):
-        assert loaded.optimizer is not None
-        param_groups = functools.partial(muon_groups, settings.rule, dict(loaded.optimizer.params))
-    return make_engine(provider, settings, param_groups)
+    return _start(provider, _load(config or {}), param_groups)
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    model_parameters: Any = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[..., Any] | None = None,
+    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    mesh_param: Any = None,
+    config_params: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+) -> tuple[Engine, ChunkedOptimizer, Any, Any]:
+    """`deepspeed.initialize`, so that `import patrickstar as deepspeed` runs its scripts.
+
+    Args:
+        args: may carry `deepspeed_config`, the path of the config.
+        model: the module to train.
+        optimizer: a ready `torch.optim.Optimizer`, or a callable that makes one of the parameters;
+            its formula, hyperparameters and groups replace the config's.
+        model_parameters: the parameters, or groups of them, to train; all by default.
+        training_data: a dataset; a loader of micro-batches is made of it.
+        lr_scheduler: a ready scheduler, or a callable that makes one of the optimizer.
+        distributed_port, mpu, dist_init_required, mesh_param: accepted; there is one rank.
+        collate_fn: for the loader.
+        config, config_params: a dict or the path of a JSON file; the second is its old name.
+
+    Returns:
+        the engine, its optimizer, the loader (None without `training_data`) and the scheduler.
+
+    Raises:
+        ConfigError: as `initialize_engine`.
+    """
+    if model is None:
+        raise ConfigError("initialize needs model=<nn.Module>")
+    given = config if config is not None else config_params
+    if given is None:
+        given = getattr(args, "deepspeed_config", None)
+    if given is None:
+        raise ConfigError("initialize needs config=<dict or path>, or args.deepspeed_config")
+    loaded = _load(given)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(model_parameters or model.parameters())
+    groups: ParamGroups | None = None
+    client = None
+    if optimizer is not None:
+        client, groups = rule_of(optimizer), groups_of(optimizer, model)
+    elif model_parameters is not None:
+        groups = _groups_given(list(model_parameters))
+    engine, chunked = _start(model, loaded, groups, client)
+    made = scheduler_for(lr_scheduler, chunked)
+    if made is not None:
+        engine.schedule_with(made)
+    if training_data is not None:
+        engine.training_dataloader = torch.utils.data.DataLoader(
+            training_data,
+            batch_size=loaded.train_micro_batch_size_per_gpu,
+            collate_fn=collate_fn,
+            shuffle=False,
+            drop_last=False,
+        )
+    return engine, chunked, engine.training_dataloader, engine.lr_scheduler
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Give a script's parser `--deepspeed` and `--deepspeed_config FILE`."""
+    group = parser.add_argument_group("DeepSpeed", "configuration of the engine")
+    group.add_argument("--deepspeed", action="store_true", help="accepted; the engine is used")
+    group.add_argument("--deepspeed_config", type=str, default=None, help="path of a JSON config")
+    return parser
+
+
+def init_distributed(*args: Any, **kwargs: Any) -> None:
+    """Accepted: a run on one rank has nothing to set up."""
+
+
+def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
+    return load_config(dict(config) if isinstance(config, Mapping) else config)
+
+
+def _groups_given(given: list[Any]) -> ParamGroups:
+    if given and isinstance(given[0], Mapping):
+        return lambda module: given
+    return lambda module: [{"params": [p for p in given if p.requires_grad]}]
+
+
+def _start(
+    provider: Provider,
+    config: Config,
+    param_groups: ParamGroups | None,
+    client: tuple[UpdateRule, dict[str, Any]] | None = None,
+) -> tuple[Engine, ChunkedOptimizer]:
+    settings = settings_from(config)
+    if client is not None:
+        settings = replace(settings, rule=client[0], hyper=client[1])
+    elif param_groups is None and isinstance(settings.rule, Muon):
+        assert config.optimizer is not None
+        param_groups = functools.partial(muon_groups, settings.rule, dict(config.optimizer.params))
+    engine, optimizer = make_engine(provider, settings, param_groups)
+    engine.config = config
+    return engine, optimizer

@@ -135,9 +135,10 @@ def training_steps(
             lr = engine.get_lr()[0]
             engine.backward(loss)
             del loss  # and with it the graph, before the step needs the room
+            complete = engine.is_gradient_accumulation_boundary()
             optimizer.step()
             optimizer.zero_grad()
-            if engine.is_gradient_accumulation_boundary():
+            if complete:
                 break
         seconds = clock() - began
         report = engine.memory_report()

@@ -16,7 +16,6 @@ from patrickstar.config.warning import Notes
 ALWAYS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "activation_checkpointing.cpu_checkpointing": False,
-        "bf16.check_grad_overflow": False,
         "checkpoint.tag_validation": "WARN",
         "csv_monitor.enabled": False,
         "dataloader_drop_last": False,

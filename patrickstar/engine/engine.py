@@ -22,6 +22,7 @@ from patrickstar.checkpoint import has_latest
 from patrickstar.engine.agreement import What
 from patrickstar.engine.compiled import pin_compiled_modules
 from patrickstar.engine.contents import Counters, Training
+from patrickstar.engine.deepspeed_names import DeepSpeedNames
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.precision import Precision
@@ -36,7 +37,7 @@ from patrickstar.errors import BudgetError
 from patrickstar.memory import ChunkManager, MemoryReport
 
 
-class Engine(nn.Module):
+class Engine(DeepSpeedNames, nn.Module):
     """Runs `module`, whose parameters are in the chunks of `state`.
 
     Attributes:
@@ -131,10 +132,6 @@ class Engine(nn.Module):
         assert self.optimizer is not None
         self.optimizer.step()
 
-    def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the accumulation is complete, so that the next step updates the weights."""
-        return self.micro_steps % self.accumulation_steps == 0
-
     # Reporting
 
     def get_global_grad_norm(self) -> float | None:
@@ -158,6 +155,12 @@ class Engine(nn.Module):
     def memory_report(self) -> MemoryReport:
         """Bytes in use, peak and budget of every tier, and bytes moved between them so far."""
         return self._state.manager.report()
+
+    def schedule_with(self, scheduler: Any) -> None:
+        """Step `scheduler` after every update from now on."""
+        assert self.optimizer is not None
+        self.optimizer.schedule_with(scheduler)
+        self.lr_scheduler = scheduler
 
     def reset_peak(self) -> None:
         self._state.manager.ledger.reset_peak()
@@ -289,6 +292,7 @@ class Engine(nn.Module):
         )
         path, client_state, counters = load(self._training(), Path(load_dir), tag, what)
         self.global_steps, self.micro_steps = counters.global_steps, counters.micro_steps
+        self.note_step()
         self.skipped_steps = counters.skipped_steps
         return str(path), client_state
 

@@ -6,9 +6,9 @@ import importlib
 from typing import Any
 
 import torch
-from patrickstar.config import Config
 from torch import nn
 
+from patrickstar.config import Config
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.precision import Precision
 from patrickstar.errors import ConfigError
@@ -53,6 +53,8 @@ def settings_from(config: Config) -> RunSettings:
         grad_dtype=grad_dtype,
         round_masters=ours.deepspeed_exact,
         exact=ours.deepspeed_exact,
+        piece_size=ours.piece_size,
+        skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
         make_scheduler=(
             None
             if config.scheduler is None or config.scheduler.type is None

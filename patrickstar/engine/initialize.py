@@ -46,6 +46,7 @@ class RunSettings:
     grad_dtype: torch.dtype
     round_masters: bool
     exact: bool = False
+    skip_overflow: bool = False
     piece_size: int = DEFAULT_PIECE_SIZE
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
 
@@ -106,7 +107,13 @@ def _assemble(
     _refuse_unmanaged(state)
     state.move_in(nursery)
     home.on_write = _mark_changed(state)
-    stepping = Stepping(state, settings.precision, settings.clipping, exact=settings.exact)
+    stepping = Stepping(
+        state,
+        settings.precision,
+        settings.clipping,
+        exact=settings.exact,
+        skip_overflow=settings.skip_overflow,
+    )
     gradients = Gradients(state, stepping.collected)
     segments = Segments(manager, "cpu", base)
     engine = Engine(
@@ -121,9 +128,9 @@ def _assemble(
         stepping,
         segments,
     )
-    if settings.make_scheduler is not None:
-        stepping.scheduler = settings.make_scheduler(optimizer)
     engine.optimizer = optimizer
+    if settings.make_scheduler is not None:
+        engine.schedule_with(settings.make_scheduler(optimizer))
     return engine, optimizer
 
 

@@ -27,7 +27,9 @@ class Counters(Protocol):
     global_steps: int
     skipped_steps: int
 
-    def is_gradient_accumulation_boundary(self) -> bool: ...
+    def accumulation_is_complete(self) -> bool: ...
+
+    def note_step(self) -> None: ...
 
 
 class ChunkedOptimizer(torch.optim.Optimizer):
@@ -65,6 +67,10 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         """The global gradient norm at the last step, before clipping."""
         return self._stepping.grad_norm
 
+    def schedule_with(self, scheduler: Any) -> None:
+        """Step `scheduler` after every update that was made."""
+        self._stepping.scheduler = scheduler
+
     @property
     def applied(self) -> bool:
         """Whether the last step made its update."""
@@ -81,7 +87,8 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._counters.is_gradient_accumulation_boundary():
+        self._counters.note_step()
+        if not self._counters.accumulation_is_complete():
             return loss
         with self._segments.step():
             scale = self._stepping.before()
@@ -97,7 +104,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, except in the middle of a gradient accumulation."""
-        if self._counters.is_gradient_accumulation_boundary():
+        if self._counters.accumulation_is_complete():
             self._gradients.clear()
 
     def _update(self, aligned: AlignedChunks, scale: GradScale) -> None:

@@ -44,9 +44,14 @@ class Precision:
         return tree_map_only(torch.Tensor, cast, inputs)
 
     def cast_buffers(self, module: nn.Module) -> None:
-        """Cast floating-point buffers as `module.bfloat16()` or `.half()` does."""
-        if self.low:
-            for owner in module.modules():
+        """Cast the running statistics of norm layers, whose kernels want one dtype.
+
+        Other buffers keep theirs, as with DeepSpeed: a rotary table in 16 bits is a worse model.
+        """
+        if not self.low:
+            return
+        for owner in module.modules():
+            if isinstance(owner, nn.modules.batchnorm._NormBase):
                 for name, buffer in owner._buffers.items():
                     if buffer is not None and buffer.is_floating_point():
                         owner._buffers[name] = buffer.to(self.dtype)

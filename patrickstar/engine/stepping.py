@@ -24,6 +24,7 @@ class Stepping:
     Args:
         clipping: the largest global norm, 0 for none.
         exact: take norms and clip in DeepSpeed's arithmetic instead of PyTorch's.
+        skip_overflow: skip a step whose gradients are not finite, loss scale or not.
 
     Attributes:
         scheduler: stepped after every update that was made, if there is one.
@@ -32,10 +33,16 @@ class Stepping:
     """
 
     def __init__(
-        self, state: ModelState, precision: Precision, clipping: float, *, exact: bool = False
+        self,
+        state: ModelState,
+        precision: Precision,
+        clipping: float,
+        *,
+        exact: bool = False,
+        skip_overflow: bool = False,
     ) -> None:
         self._state, self._precision = state, precision
-        self._clipping, self._exact = clipping, exact
+        self._clipping, self._exact, self._skip_overflow = clipping, exact, skip_overflow
         self._norms: dict[int, torch.Tensor | float] = {}
         self.scheduler: Any | None = None
         self.grad_norm: float | None = None
@@ -63,6 +70,8 @@ class Stepping:
             if settled is None:
                 return None
             scale = settled
+        elif self._skip_overflow and not math.isfinite(self.grad_norm):
+            return None
         if self._exact:
             return deepspeed_clip_coef(total, self._clipping, scale)
         factors: list[float | torch.Tensor] = []

@@ -38,12 +38,13 @@ def test_what_fits_on_paper_fits_and_moves_as_much(tmp_path: Path) -> None:
     )
     tokens = torch.randint(0, 256, (1, 64))
     moved: list[int] = []
-    for _ in range(5):
+    for _ in range(8):
         engine.backward(engine(tokens, tokens))
         optimizer.step()
         moved.append(sum(engine.memory_report().moved.values()))
     engine.close()
-    a_step = moved[-1] - moved[-2]
+    # A busy machine can only make a step move more: what should have left waits for the disk.
+    a_step = min(b - a for a, b in zip(moved[1:], moved[2:], strict=False))
     assert a_step == pytest.approx(sum(found["moved"].values()), rel=0.25)
     assert found["state_bytes"] == engine._state.total_bytes()
 

@@ -81,6 +81,39 @@ def test_fp16_has_the_bits_of_a_loop_that_unscales_and_clips_fp32_gradients(
     model.close()
 
 
+def test_a_bf16_step_without_finite_gradients_is_skipped_unless_told_otherwise() -> None:
+    for check, skipped in ((True, 1), (False, 0)):
+        config = {"bf16": {"enabled": True, "check_grad_overflow": check}}
+        model, optimizer = patrickstar.initialize_engine(Tiny, config)
+        before = model.state_dict()
+        model.backward(model(torch.full((2, 4), float("nan"))))
+        optimizer.step()
+        assert model.skipped_steps == skipped
+        kept = all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
+        assert kept is bool(skipped)
+        assert model.was_step_applied() is not bool(skipped)
+        model.close()
+
+
+def test_buffers_keep_their_dtype_except_where_a_kernel_wants_one() -> None:
+    class Buffered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.arange(4.0) / 3)
+            self.norm = nn.BatchNorm1d(4)
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.norm(x) * self.table.to(x.dtype)).float().mean()
+
+    model, optimizer = patrickstar.initialize_engine(Buffered, {"bf16": {"enabled": True}})
+    model.backward(model(torch.randn(3, 4)))
+    optimizer.step()
+    assert model.table.dtype is torch.float32
+    assert model.norm.running_mean.dtype is torch.bfloat16
+    model.close()
+
+
 def test_an_infinite_gradient_without_a_loss_scale_is_trained_on_as_torch_does() -> None:
     model, optimizer = patrickstar.initialize_engine(Tiny, {"gradient_clipping": 0.0})
     model.backward(model(torch.full((2, 4), float("nan"))))

@@ -104,7 +104,7 @@ def test_another_accumulation_begins_anew_but_not_in_the_middle(tmp_path: Path) 
     engine.close()
     engine, _ = make_engine(Noisy, settings(chunk=5000, accumulation=3))
     engine.load_checkpoint(tmp_path, "complete")
-    assert engine.global_steps == 2 and engine.is_gradient_accumulation_boundary()
+    assert engine.global_steps == 2 and engine.accumulation_is_complete()
     with pytest.raises(CheckpointError, match="in the middle of an accumulation over 2"):
         engine.load_checkpoint(tmp_path, "middle")
     engine.close()

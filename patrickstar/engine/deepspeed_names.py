@@ -1,0 +1,117 @@
+"""What scripts ask of DeepSpeed's engine, under its names.
+
+Everything here is said in terms of the engine's own few parts; a script that was written for
+PatrickStar needs none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class DeepSpeedNames:
+    """Methods and attributes that `patrickstar.engine.Engine` has for DeepSpeed's scripts.
+
+    Attributes:
+        config: the resolved config of the run.
+        training_dataloader, lr_scheduler: what `patrickstar.initialize` made or was given.
+    """
+
+    module: nn.Module
+    micro_steps: int
+    global_steps: int
+    accumulation_steps: int
+    config: Any = None
+    training_dataloader: Any = None
+    lr_scheduler: Any = None
+    _stepped_micro_steps = 0
+    _boundary: bool | None = None
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next step, after the backward of the current micro-batch, updates.
+
+        Between a forward and its step the answer is the same before and after the backward, as
+        with DeepSpeed.
+        """
+        if self._boundary is not None:
+            return self._boundary
+        waiting = self.micro_steps > self._stepped_micro_steps
+        current = self.micro_steps if waiting else self.micro_steps + 1
+        return current % self.accumulation_steps == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Decide by hand whether the next step updates; holds until it is set again."""
+        self._boundary = is_boundary
+
+    def accumulation_is_complete(self) -> bool:
+        """Whether every micro-batch of the current accumulation has had its backward."""
+        if self._boundary is not None:
+            return self._boundary
+        return self.micro_steps % self.accumulation_steps == 0
+
+    def note_step(self) -> None:
+        """A step was asked for; backwards before it belong to it."""
+        self._stepped_micro_steps = self.micro_steps
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards without a reduction over ranks; on one rank there is none."""
+        yield
+
+    def train_batch_size(self) -> int:
+        """Samples of an optimizer step, over all ranks."""
+        return int(self.config.train_batch_size)
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of one forward."""
+        return int(self.config.train_micro_batch_size_per_gpu)
+
+    def gradient_accumulation_steps(self) -> int:
+        """Forwards of an optimizer step."""
+        return self.accumulation_steps
+
+    def gradient_clipping(self) -> float:
+        """The largest global gradient norm; 0 for none."""
+        return float(self.config.gradient_clipping)
+
+    def zero_optimization_stage(self) -> int:
+        """The stage that the config asks for."""
+        return int(self.config.zero_optimization.stage)
+
+    def fp16_enabled(self) -> bool:
+        return bool(self.config.precision == "fp16")
+
+    def bfloat16_enabled(self) -> bool:
+        return bool(self.config.precision == "bf16")
+
+    @property
+    def global_samples(self) -> int:
+        """Samples trained on so far."""
+        return self.global_steps * self.train_batch_size()
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs belong."""
+        return torch.device("cpu")
+
+    @property
+    def global_rank(self) -> int:
+        return 0
+
+    @property
+    def local_rank(self) -> int:
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        return 1
+
+    def module_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The full weights; see `Engine.state_dict`."""
+        found: dict[str, Any] = self.state_dict(*args, **kwargs)  # type: ignore[attr-defined]
+        return found
