@@ -106,6 +106,7 @@ class ChunkManager:
         self._heap = None if None in budgets else ProcessHeap()
         self._in_flight = 0
         self._process, self._closed = os.getpid(), False
+        self._failure: Exception | None = None  # of a transfer that nobody waited for
         self._chunks: dict[int, Chunk] = {}
         self._tensors: dict[tuple[int, int], torch.Tensor] = {}
         self._references: dict[int, int] = {}  # of the storage on tier 0, by permanent views
@@ -473,14 +474,20 @@ class ChunkManager:
                     self._ensure(use)
                     self._pin(use, pinned)
             self._renew([use for use in uses if use not in pinned], pinned)
-            self._pump()
         except BaseException:
             self._unpin(pinned)
             self._kept = frozenset()
             raise
+        try:
+            self._pump()  # there is no more room to be made for this access
+        except Exception as error:  # of another chunk; old contents here are gone already
+            self._failure = error
         return tuple(pinned)
 
     def _refuse_when_over(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         if self._closed:
             raise ChunkStateError("this ChunkManager is closed; its chunks cannot be used any more")
         if os.getpid() != self._process:
@@ -508,7 +515,7 @@ class ChunkManager:
         chunk, tier = use.chunk, use.tier
         if self.ledger.is_blank(chunk):
             self._make_room({tier: self._chunks[chunk].nbytes})
-            self._create(chunk, tier, zero=True)
+            self._create([(chunk, tier)], zero=True)
         else:
             self._bring(chunk, tier)
         if use.access.writes:
@@ -518,25 +525,39 @@ class ChunkManager:
 
     def _renew(self, uses: Sequence[Use], pinned: list[Use]) -> None:
         """Give chunks whose contents are replaced a place on tiers where they have none."""
+        places = list({(use.chunk, use.tier): None for use in uses})
         need: dict[int, int] = {}
-        for chunk, tier in {(use.chunk, use.tier): None for use in uses}:
+        for chunk, tier in places:
+            if any(self.ledger.entry(chunk).pins):
+                raise ChunkStateError(f"chunk {chunk} is in use; its contents cannot be given up")
             need[tier] = need.get(tier, 0) + self._chunks[chunk].nbytes
         while True:
             self._make_room(need)
-            moving = [use.chunk for use in uses if self._is_moving(use.chunk)]
+            moving = [chunk for chunk, _ in places if self._is_moving(chunk)]
             if not moving:
                 break
             self._settle(moving[0])
+        self._create([p for p in places if not self.ledger.is_valid(*p)], zero=False)
+        for chunk, tier in places:  # one of them may have come while another was waited for
+            self._give_back(chunk, self.ledger.wrote(chunk, tier))
         for use in uses:
-            if not self.ledger.is_valid(use.chunk, use.tier):
-                self._give_back(use.chunk, self.ledger.blank(use.chunk))
-                self._create(use.chunk, use.tier, zero=False)
             self._pin(use, pinned)
 
-    def _create(self, chunk: int, tier: int, *, zero: bool) -> None:
-        self.tiers[tier].take(chunk, self._chunks[chunk].nbytes, zero=zero)
-        self.ledger.create(chunk, tier)
-        self._settle_tier(tier)
+    def _create(self, places: Sequence[tuple[int, int]], *, zero: bool) -> None:
+        """Give chunks new contents on tiers with room for them, all or none."""
+        taken: list[tuple[int, int]] = []
+        try:
+            for chunk, tier in places:
+                self.tiers[tier].take(chunk, self._chunks[chunk].nbytes, zero=zero)
+                taken.append((chunk, tier))
+        except BaseException:
+            for chunk, tier in taken:
+                self.tiers[tier].give_back(chunk)
+            raise
+        for chunk, tier in places:
+            self._give_back(chunk, self.ledger.blank(chunk))
+            self.ledger.create(chunk, tier)
+            self._settle_tier(tier)
 
     def _bring(self, chunk: int, tier: int) -> None:
         """Copy a chunk with contents to `tier`, one tier at a time.

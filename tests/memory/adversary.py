@@ -8,9 +8,11 @@ test has them on demand and can repeat them.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from patrickstar.errors import SpoolError
 from patrickstar.memory.manager import ChunkManager
 from patrickstar.memory.tiers import CpuTier, DiskTier
 from patrickstar.memory.transfer import Completion, Transfer
@@ -45,6 +47,7 @@ class Adversary:
         late: whether the next copy happens at its end instead of its start.
         ready: whether a poll finds a completion.
         pick: which of `n` pending transfers ends next.
+        fails: whether the next transfer ends with a `SpoolError`, its target full of rubbish.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class Adversary:
         late: Callable[[], bool],
         ready: Callable[[], bool],
         pick: Callable[[int], int],
+        fails: Callable[[], bool] = lambda: False,
     ) -> None:
         self.manager, self.late, self.ready, self.pick = manager, late, ready, pick
+        self.fails = fails
         self.pending: list[_Pending] = []
 
     def start(self, transfer: Transfer, copy: Callable[[], None]) -> None:
@@ -80,6 +85,8 @@ class Adversary:
         transfer = done.transfer
         now = contents(self.manager, transfer.chunk, transfer.source)
         assert now == done.before, f"{transfer}: its source changed while it was copied"
+        if self.fails():
+            return Completion(transfer, SpoolError(errno.EIO, "the disk failed"))
         if not done.copied:
             done.copy()
         got = contents(self.manager, transfer.chunk, transfer.target)

@@ -6,8 +6,9 @@ that copies as early or as late as it can, in any order.
 
 from __future__ import annotations
 
+import errno
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patrickstar.errors import BudgetError, ChunkStateError
+from patrickstar.errors import BudgetError, ChunkStateError, SpoolError
 from patrickstar.memory import (
     Access,
     Chunk,
@@ -37,10 +38,17 @@ POLICIES = (FurthestNextUse, Lru, Fifo)
 
 
 class Run:
-    """A manager and its model, driven by a random source."""
+    """A manager and its model, driven by a random source.
 
-    def __init__(self, seed: int, tiers: list[Tier], *, prefetch: bool, policy: Any) -> None:
+    `failing` is the probability that a transfer, or getting a place on a tier, fails.
+    """
+
+    def __init__(
+        self, seed: int, tiers: list[Tier], *, prefetch: bool, policy: Any, failing: float = 0.0
+    ) -> None:
         self.random = random.Random(seed)
+        self.failing = failing
+        self.failures = 0
         self.manager = ChunkManager(tiers, policy=policy(), prefetch=prefetch)
         self.manager._threads.close()
         self.threads = Adversary(
@@ -48,7 +56,10 @@ class Run:
             late=lambda: self.random.random() < 0.7,
             ready=lambda: self.random.random() < 0.3,
             pick=self.random.randrange,
+            fails=self.fails,
         )
+        for tier in tiers:
+            self.make_flaky(tier)
         self.manager._threads = self.threads  # type: ignore[assignment]
         self.chunks: dict[int, Chunk] = {}
         self.model: dict[int, torch.Tensor] = {}
@@ -57,6 +68,21 @@ class Run:
         self.pinned: list[Use] = []
         self.counter = 0
         self.refused = 0
+
+    def fails(self) -> bool:
+        failed = self.random.random() < self.failing
+        self.failures += failed
+        return failed
+
+    def make_flaky(self, tier: Any) -> None:
+        take = tier.take
+
+        def take_or_fail(chunk: int, nbytes: int, *, zero: bool) -> None:
+            if self.fails():
+                raise SpoolError(errno.ENOSPC, "the disk is full")
+            take(chunk, nbytes, zero=zero)
+
+        tier.take = take_or_fail
 
     def create(self) -> None:
         pages = self.random.choice([1, 1, 2, 3])
@@ -85,6 +111,8 @@ class Run:
                     del self.pinned[len(self.pinned) - len(uses) :]
         except BudgetError as error:
             self.refuse(uses, error)
+        except SpoolError:
+            assert self.failing, "nobody asked for a failure"
 
     def touch(self, use: Use) -> None:
         tensor, expected = self.tensor(use), self.model[use.chunk]
@@ -133,6 +161,8 @@ class Run:
         except BudgetError as error:
             self.refuse(uses, error)
             return
+        except SpoolError:
+            return
         self.promised = [use.chunk for use in uses]
         for use in uses:
             assert torch.equal(self.tensor(use), self.model[use.chunk])
@@ -155,17 +185,21 @@ class Run:
             assert in_use or (tier == 0 and chunk in self.held)
         except BudgetError as error:
             self.refuse([], error)
+        except SpoolError:
+            pass
         else:
             assert self.manager.ledger.state(chunk, tier) is CopyState.ABSENT
 
     def prefetch(self) -> None:
         chunk = self.random.choice(sorted(self.chunks))
-        self.manager.prefetch(self.chunks[chunk], self.random.choice([0, 0, 1]))
+        with suppress(SpoolError):
+            self.manager.prefetch(self.chunks[chunk], self.random.choice([0, 0, 1]))
 
     def release(self) -> None:
         chunk = self.random.choice(sorted(self.chunks))
-        self.manager.release(self.chunks[chunk])
-        self.model[chunk].zero_()
+        with suppress(SpoolError):
+            self.manager.release(self.chunks[chunk])
+            self.model[chunk].zero_()
 
     def delete(self) -> None:
         if len(self.chunks) > 2:
@@ -173,9 +207,10 @@ class Run:
             if chunk in self.held:
                 with pytest.raises(ChunkStateError, match="still refers to chunk"):
                     self.manager.delete(self.chunks[chunk])
-            else:
-                self.manager.delete(self.chunks.pop(chunk))
-                del self.model[chunk]
+                return
+            with suppress(SpoolError):
+                self.manager.delete(self.chunks[chunk])
+                del self.chunks[chunk], self.model[chunk]
                 self.promised = [c for c in self.promised if c != chunk]
 
     def other(self) -> None:
@@ -186,6 +221,8 @@ class Run:
             self.manager.set_other(tier, nbytes)
         except BudgetError as error:
             self.refuse([], error, grown=nbytes - before)
+            assert self.manager.ledger.tiers[tier].other == before
+        except SpoolError:
             assert self.manager.ledger.tiers[tier].other == before
 
     def refuse(self, uses: list[Use], error: BudgetError, grown: int = 0) -> None:
@@ -229,6 +266,8 @@ class Run:
                     self.manager.set_other(0, other)
                 except BudgetError as error:
                     self.refuse([], error, grown=other - before)
+                except SpoolError:
+                    assert self.failing
             if self.random.random() < 0.1:
                 continue
             if self.random.random() < 0.1:
@@ -240,7 +279,8 @@ class Run:
         else:
             self.manager.end_iteration()
         if not planned and self.random.random() < 0.5:
-            self.manager.set_other(0, 0)
+            with suppress(SpoolError):
+                self.manager.set_other(0, 0)
 
     def step(self, *, nested: bool = True) -> None:
         choices = [self.let_go, self.evict, self.prefetch, self.release, self.other, self.access]
@@ -289,6 +329,7 @@ class Run:
 
     def finish(self) -> None:
         self.held.clear()
+        self.failing = 0.0
         for chunk in self.chunks.values():
             self.use([Use(chunk.id, Access.READ)])
         self.check()
@@ -315,6 +356,7 @@ def tiers_of(kind: str, sizes: tuple[int, int], folder: Any) -> list[Tier]:
     sizes=st.tuples(st.integers(3, 14), st.integers(9, 24)),
     policy=st.sampled_from(POLICIES),
     prefetch=st.booleans(),
+    failing=st.sampled_from([0.0, 0.0, 0.1]),
 )
 @settings(
     max_examples=60,
@@ -328,9 +370,11 @@ def test_any_sequence_of_operations_keeps_contents_states_and_budgets_right(
     sizes: tuple[int, int],
     policy: Any,
     prefetch: bool,
+    failing: float,
 ) -> None:
     with ExitStack() as stack:
-        run = Run(seed, tiers_of(kind, sizes, spool_folder), prefetch=prefetch, policy=policy)
+        tiers = tiers_of(kind, sizes, spool_folder)
+        run = Run(seed, tiers, prefetch=prefetch, policy=policy, failing=failing)
         stack.callback(run.manager.close)
         for _ in range(3):
             run.create()
