@@ -1,0 +1,66 @@
+"""The pages are true: their code runs, their commands parse, their links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from patrickstar.cli import app
+
+from .test_readme import ROOT, execute
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+BLOCKS = [
+    (page.name, language, code)
+    for page in PAGES
+    for language, code in re.findall(
+        r"^ *```(\w+)\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+]
+# Pages whose code needs several processes run in a test of their own.
+OWN_TEST = {"comm.md", "memory.md", "write-a-policy.md"}
+PYTHON = [(page, code) for page, language, code in BLOCKS if language == "python"]
+
+
+@pytest.mark.parametrize(
+    ("page", "code"), [(p, c) for p, c in PYTHON if p not in OWN_TEST], ids=lambda v: v[:20]
+)
+def test_a_python_block_runs_as_it_stands(page: str, code: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(code)
+    result = execute(script, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        line
+        for _, language, code in BLOCKS
+        if language == "bash"
+        for line in code.replace("\\\n", " ").splitlines()
+        if line.startswith("patrickstar ")
+    ],
+)
+def test_an_option_that_a_page_names_exists(command: str) -> None:
+    words = shlex.split(command, comments=True)[1:]
+    options = [word for word in words if word.startswith("--")]
+    shown = CliRunner().invoke(app, [words[0], "--help"], terminal_width=200).stdout
+    assert all(option in shown for option in options), shown
+
+
+def test_json_blocks_are_json() -> None:
+    for _, language, code in BLOCKS:
+        if language == "json":
+            json.loads(code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
