@@ -142,22 +142,7 @@ class TensorFile:
         Args:
             target: any dtype; values are converted as by `copy_`.
         """
-        assert start >= 0 and start + target.numel() <= stored.numel, stored.name
-        where = stored.offset + start * stored.dtype.itemsize
-        if target.dtype is stored.dtype and target.is_contiguous() and target.is_cpu:
-            self._read(bytes_of(target), where)
-            return
-        if not target.is_contiguous():
-            whole = torch.empty(target.shape, dtype=stored.dtype)
-            self._read(bytes_of(whole), where)
-            target.copy_(whole)
-            return
-        flat = target.view(-1)
-        block = _BLOCK // stored.dtype.itemsize
-        for first in range(0, flat.numel(), block):
-            part = torch.empty(min(block, flat.numel() - first), dtype=stored.dtype)
-            self._read(bytes_of(part), where + first * stored.dtype.itemsize)
-            flat[first : first + part.numel()].copy_(part)
+        read_elements(self._file, self.path, stored, target, start)
 
     def read(self, stored: StoredTensor) -> torch.Tensor:
         """The whole tensor in fresh memory."""
@@ -171,15 +156,42 @@ class TensorFile:
             os.close(self._file)
             self._file = -1
 
-    def _read(self, into: memoryview, offset: int) -> None:
-        done = 0
-        while done < into.nbytes:
-            try:
-                count = os.preadv(self._file, [into[done : done + _BLOCK]], offset + done)
-            except OSError as error:
-                raise CheckpointError(
-                    f"cannot read {str(self.path)!r} at byte {offset + done}: {error.strerror}"
-                ) from error
-            if count <= 0:
-                raise CheckpointError(f"{str(self.path)!r} ends at byte {offset + done}, too early")
-            done += count
+
+def read_elements(
+    file: int, path: Path, stored: StoredTensor, target: torch.Tensor, start: int = 0
+) -> None:
+    """Fill `target` with the elements of `stored`, in the open file, from number `start` on.
+
+    Raises:
+        CheckpointError: the file ends too early or cannot be read.
+    """
+    assert start >= 0 and start + target.numel() <= stored.numel, stored.name
+    where = stored.offset + start * stored.dtype.itemsize
+    if target.dtype is stored.dtype and target.is_contiguous() and target.is_cpu:
+        _read(file, path, bytes_of(target), where)
+        return
+    if not target.is_contiguous():
+        whole = torch.empty(target.shape, dtype=stored.dtype)
+        _read(file, path, bytes_of(whole), where)
+        target.copy_(whole)
+        return
+    flat = target.view(-1)
+    block = _BLOCK // stored.dtype.itemsize
+    for first in range(0, flat.numel(), block):
+        part = torch.empty(min(block, flat.numel() - first), dtype=stored.dtype)
+        _read(file, path, bytes_of(part), where + first * stored.dtype.itemsize)
+        flat[first : first + part.numel()].copy_(part)
+
+
+def _read(file: int, path: Path, into: memoryview, offset: int) -> None:
+    done = 0
+    while done < into.nbytes:
+        try:
+            count = os.preadv(file, [into[done : done + _BLOCK]], offset + done)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {str(path)!r} at byte {offset + done}: {error.strerror}"
+            ) from error
+        if count <= 0:
+            raise CheckpointError(f"{str(path)!r} ends at byte {offset + done}, too early")
+        done += count
