@@ -1,4 +1,4 @@
-"""The command line. `app` is what the console script runs; every command has a file of its own."""
+"""The command line. `app` is what `patrickstar.__main__` runs; every command has its own file."""
 
 from patrickstar.cli.app import app, build_app
 
