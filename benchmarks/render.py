@@ -195,8 +195,90 @@ def settings(result: Result) -> Iterator[str]:
         yield "- versions: " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))
 
 
+def parts_of(result: Result) -> Iterator[tuple[Result | None, str]]:
+    """The answers of a script's parts; where there is none, why."""
+    for part in result["parts"]:
+        yield part.get("answer"), part["not_measured"] or ""
+
+
+def policy(result: Result) -> Iterator[str]:
+    """Bytes that each policy moves, beside the least possible."""
+    for answer, why in parts_of(result):
+        if answer is None:
+            yield f"{NOT_MEASURED} ({why})"
+            yield ""
+            continue
+        yield (
+            f"**{answer['model']}**: {answer['chunks']} chunks of together "
+            f"{gib(answer['bytes'])} GiB, {answer['accesses']} accesses at {answer['moments']} "
+            f"moments; GiB moved a step"
+        )
+        yield ""
+        names = list(answer["budgets"][0]["moved"])
+        rows = []
+        for budget in answer["budgets"]:
+            bound, moved = budget["bound"], budget["moved"]
+            cells = [f"{budget['part']:.0%} ({gib(budget['capacity'])} GiB)"]
+            cells += ["does not fit" if moved[n] is None else gib(moved[n]) for n in names]
+            cells.append(NOT_MEASURED if bound is None else gib(bound))
+            planned, lru = moved["planned"], moved["lru"]
+            cells.append(
+                f"{planned / bound:.3f}" if bound and planned is not None else NOT_MEASURED
+            )
+            cells.append(
+                f"{1 - planned / lru:.0%}" if planned is not None and lru else NOT_MEASURED
+            )
+            rows.append(cells)
+        yield from table(
+            ("in memory", *names, "lower bound", "planned / bound", "fewer than lru"), rows
+        )
+        yield ""
+
+
+def overheads(result: Result) -> Iterator[str]:
+    """Hooks, depth and planning."""
+    for answer, why in parts_of(result):
+        if answer is None:
+            yield f"{NOT_MEASURED} ({why})"
+            continue
+        small = answer["gpt-25m"]
+        yield "**gpt-25m, everything in memory** (median seconds, in turns with the plain loop)"
+        yield ""
+        rows = [
+            [name] + [f"{small[key][p]:.3f}" for p in ("forward", "backward", "update")]
+            for name, key in (("plain loop", "plain"), ("PatrickStar", "patrickstar"))
+        ]
+        yield from table(("", "forward", "backward", "update"), rows)
+        yield ""
+        yield (
+            f"Forward and backward take {small['hooks']:+.1%}, a whole step "
+            f"{small['step'] - 1:+.1%} beside the plain loop."
+        )
+        yield ""
+        yield "**Depth**: narrow models (milliseconds a step; a layer in brackets)"
+        yield ""
+        rows = []
+        for entry in answer["depth"]:
+            layers = entry["layers"]
+            cells = [str(layers)]
+            for key in ("plain_s", "memory_s", "budget_s"):
+                milliseconds = 1e3 * entry[key]
+                cells.append(f"{milliseconds:.1f} ({milliseconds / layers:.2f})")
+            cells += [f"{1e3 * entry['planning_s']:.1f}", str(entry["accesses"])]
+            rows.append(cells)
+        yield from table(
+            ("layers", "plain", "in memory", "under a budget", "planning, once", "accesses"), rows
+        )
+        yield ""
+    used = [part["process"]["others_cpu"] for part in result["parts"] if "process" in part]
+    if used:
+        yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
+
+
 RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "training": training,
+    "policy": policy,
+    "overheads": overheads,
 }
 
 

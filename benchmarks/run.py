@@ -32,7 +32,7 @@ if str(ROOT) not in sys.path:  # started as a script
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.job import Job  # noqa: E402
-from benchmarks.tables import OPPONENTS, TABLES, Row, Table  # noqa: E402
+from benchmarks.tables import OPPONENTS, SCRIPTS, TABLES, Row, Script, Table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -221,6 +221,30 @@ def measure_table(table: Table, settings: Settings) -> None:
     write(result, settings)
 
 
+def measure_script(script: Script, settings: Settings) -> None:
+    """Run the parts of `script` and write what they say."""
+    result: dict[str, Any] = {
+        "table": script.key,
+        "kind": script.key,
+        "started": now(),
+        "parts": [],
+    }
+    for part in script.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            answer = Path(folder) / "answer.json"
+            command = [sys.executable, "-m", script.module, *part]
+            command += ["--disk", settings.disk, "--json", str(answer)]
+            entry: dict[str, Any] = {"arguments": list(part), "not_measured": None}
+            try:
+                entry["process"] = run_child(command, Path(folder) / "log", settings)
+                entry["answer"] = json.loads(answer.read_text())
+            except NotMeasuredError as error:
+                entry["not_measured"] = str(error)
+            print(f"{script.key} {' '.join(part)}: {entry['not_measured'] or 'done'}", flush=True)
+        result["parts"].append(entry)
+        write(result, settings)
+
+
 def write(result: dict[str, Any], settings: Settings) -> None:
     settings.output.mkdir(parents=True, exist_ok=True)
     path = settings.output / f"{result['table']}.json"
@@ -233,7 +257,9 @@ def now() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--table", action="append", choices=list(TABLES), help="default: all")
+    parser.add_argument(
+        "--table", action="append", choices=[*TABLES, *SCRIPTS], help="default: all"
+    )
     parser.add_argument("--steps", type=int, default=6, help="that count, in every process")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--rounds", type=int, default=2, help="turns of all rows")
@@ -264,8 +290,11 @@ def main() -> None:
         time_limit=given.time_limit,
         disk_bytes=given.disk_bytes,
     )
-    for key in given.table or list(TABLES):
-        measure_table(TABLES[key], settings)
+    for key in given.table or [*TABLES, *SCRIPTS]:
+        if key in TABLES:
+            measure_table(TABLES[key], settings)
+        else:
+            measure_script(SCRIPTS[key], settings)
     if settings.output == RESULTS:
         from benchmarks.render import main as render
 

@@ -99,6 +99,28 @@ ZERO_NVME_MEMORY = Row(
 )
 
 
+@dataclass(frozen=True)
+class Script:
+    """A table that a program of its own measures: its module and arguments, part by part."""
+
+    key: str
+    module: str
+    parts: tuple[tuple[str, ...], ...]
+
+
+SCRIPTS = {
+    "overheads": Script("overheads", "benchmarks.overheads", ((),)),
+    "policy": Script(
+        "policy",
+        "benchmarks.policies",
+        (
+            ("--model", "gpt-25m", "--host", "256MiB"),
+            ("--model", "gpt-300m", "--host", "2GiB"),
+        ),
+    ),
+}
+
+
 def on_disk(key: str, host: str) -> Row:
     """PatrickStar with `host` of memory and a disk."""
     return Row(

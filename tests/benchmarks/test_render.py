@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.render import PAGE, RESULTS, rendered
-from benchmarks.tables import TABLES
+from benchmarks.tables import SCRIPTS, TABLES
 
 PLACE = "before\n<!-- table first -->\nold\n<!-- end first -->\nafter\n"
 
@@ -83,7 +83,7 @@ def test_the_page_is_what_the_results_make_of_it() -> None:
 
 def test_every_table_and_every_result_has_its_place_on_the_page() -> None:
     text = PAGE.read_text()
-    for name in {*TABLES, *(path.stem for path in RESULTS.glob("*.json"))}:
+    for name in {*TABLES, *SCRIPTS, *(path.stem for path in RESULTS.glob("*.json"))}:
         assert f"<!-- table {name} -->" in text
         assert f"<!-- end {name} -->" in text
 
