@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,13 @@ def make_engine(
     param_groups: ParamGroups | None = None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     """Build the model into chunks and wrap it."""
+    if torch.accelerator.is_available():
+        warnings.warn(
+            "this version computes on the CPU; the accelerator "
+            f"({torch.accelerator.current_accelerator()}) is not used, and a device budget stands "
+            "for a share of CPU memory",
+            stacklevel=3,
+        )
     manager = ChunkManager(
         make_tiers(settings),
         policy=settings.policy,
