@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 
 from patrickstar.memory.arena import PAGE
 
@@ -24,6 +25,8 @@ class ProcessHeap:
         self._statm = -1
         if os.path.exists("/proc/self/statm"):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._end_of_life = weakref.finalize(self, os.close, self._statm)
+            self._end_of_life.atexit = False
         self._start = self._resident()
         self._floor = 0
 
@@ -32,6 +35,7 @@ class ProcessHeap:
         if self._statm < 0 or self._trim is None:
             return
         grown = self._resident() - self._start
+        self._floor = min(self._floor, grown)  # what was in use once may be free by now
         if grown > max(limit, self._floor) + _SLACK:
             self._trim(0)
             # What is still held is in use; do not try again before there is more.
@@ -44,5 +48,5 @@ class ProcessHeap:
 
     def close(self) -> None:
         if self._statm >= 0:
-            os.close(self._statm)
+            self._end_of_life()
             self._statm = -1

@@ -20,6 +20,7 @@ import errno
 import mmap
 import os
 import tempfile
+import weakref
 from bisect import insort
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,9 @@ class Spool:
         self._used = 0  # the end of the last slot
         self._sums: dict[int, int] | None = {} if verify else None
         self._file = self._open()
+        # The file's space is free when nobody has it open: also when nobody closed it.
+        self._end_of_life = weakref.finalize(self, os.close, self._file)
+        self._end_of_life.atexit = False
 
     def _open(self) -> int:
         try:
@@ -144,9 +148,8 @@ class Spool:
 
     def close(self) -> None:
         """Close the file; its space is free from then on. Closing twice is harmless."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._end_of_life()
+        self._file = -1
 
     def _transfer(self, slot: Slot, data: memoryview, call: object, what: str) -> None:
         assert data.nbytes <= slot.nbytes, "data is longer than its slot"

@@ -112,7 +112,7 @@ class Run:
         except BudgetError as error:
             self.refuse(uses, error)
         except SpoolError:
-            assert self.failing, "nobody asked for a failure"
+            assert self.failures, "nobody asked for a failure"
 
     def touch(self, use: Use) -> None:
         tensor, expected = self.tensor(use), self.model[use.chunk]

@@ -1,0 +1,93 @@
+"""Free heap pages go back to the system when the process outgrows its budget, and not before."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from patrickstar.memory.heap import ProcessHeap
+
+MIB = 1 << 20
+
+
+class Watched(ProcessHeap):
+    """A heap of a process whose size a test decides."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.in_use = 0
+        self.trims = 0
+        super().__init__()
+        self._trim = self.trim
+
+    def _resident(self) -> int:
+        return self.size
+
+    def trim(self, _: int) -> None:
+        self.trims += 1
+        self.size = self.in_use
+
+
+@pytest.fixture
+def heap() -> Watched:
+    return Watched()
+
+
+def test_nothing_is_given_back_within_the_limit(heap: Watched) -> None:
+    heap.size = 1000 * MIB
+    heap.keep_within(1000 * MIB)
+    assert heap.trims == 0
+
+
+def test_free_pages_are_given_back_beyond_the_limit(heap: Watched) -> None:
+    heap.size, heap.in_use = 1100 * MIB, 500 * MIB
+    heap.keep_within(1000 * MIB)
+    assert heap.trims == 1
+    assert heap.size == 500 * MIB
+
+
+def test_what_is_in_use_is_not_trimmed_again_and_again(heap: Watched) -> None:
+    heap.size = heap.in_use = 1500 * MIB
+    for _ in range(10):
+        heap.keep_within(1000 * MIB)
+    assert heap.trims == 1
+    heap.size += 100 * MIB
+    heap.keep_within(1000 * MIB)
+    assert heap.trims == 2
+
+
+def test_a_peak_of_long_ago_does_not_excuse_free_pages(heap: Watched) -> None:
+    heap.size = heap.in_use = 3000 * MIB
+    heap.keep_within(1000 * MIB)
+    heap.size = heap.in_use = 500 * MIB
+    heap.keep_within(1000 * MIB)
+    heap.size = 2000 * MIB
+    heap.keep_within(1000 * MIB)
+    assert heap.trims == 2
+    assert heap.size == 500 * MIB
+
+
+def test_real_heap_pages_go_back() -> None:
+    heap = ProcessHeap()
+    if heap._trim is None:
+        pytest.skip("this C library keeps its heap to itself")
+    # Small enough for the heap proper; the last one keeps the others from the top of it.
+    tensors = [torch.ones(16 << 10) for _ in range(4000)]
+    last = tensors.pop()
+    tensors.clear()
+    heap.keep_within(16 * MIB)
+    assert heap._resident() - heap._start < 64 * MIB
+    assert last.sum() == 16 << 10
+    heap.close()
+
+
+def test_closing_frees_the_file_handle() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    heap = ProcessHeap()
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    heap.close()
+    heap.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    heap.keep_within(0)
