@@ -38,8 +38,21 @@ def verify(file: int, path: Path, record: FileRecord) -> None:
             f"{str(path)!r} is {short}: it has {size} bytes, not {record.nbytes}. "
             "Load an older checkpoint by its tag"
         )
+    if digest_of(file, path) != record.sha256:
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: its contents do not match their checksum. "
+            "Load an older checkpoint by its tag"
+        )
+
+
+def digest_of(file: int, path: Path) -> str:
+    """The SHA-256 of an open file, in hex.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     digest, block, done = hashlib.sha256(), bytearray(_BLOCK), 0
-    while done < size:
+    while True:
         try:
             count = os.preadv(file, [block], done)
         except OSError as error:
@@ -47,11 +60,6 @@ def verify(file: int, path: Path, record: FileRecord) -> None:
                 f"cannot read {str(path)!r} at byte {done}: {error.strerror}"
             ) from error
         if count <= 0:
-            break
+            return digest.hexdigest()
         digest.update(memoryview(block)[:count])
         done += count
-    if digest.hexdigest() != record.sha256:
-        raise CheckpointError(
-            f"{str(path)!r} is damaged: its contents do not match their checksum. "
-            "Load an older checkpoint by its tag"
-        )

@@ -24,6 +24,8 @@ from patrickstar.checkpoint.tensor_file import TensorFile, TensorSource, write_t
 from patrickstar.errors import CheckpointError
 
 SHARD_BYTES = 5 << 30
+METADATA = {"format": "pt"}
+"""What Hugging Face asks for in a file's header; it says that the tensors came from PyTorch."""
 _MOST_IN_A_SHARD = 100_000
 _LONGEST_INDEX = 64 << 20
 
@@ -49,21 +51,37 @@ def write_shards(
     Returns:
         the record of every file, by name.
     """
+    records = {
+        name: write_tensor_file(folder / name, shard, METADATA)
+        for name, shard in named_shards(stem, sources, shard_bytes).items()
+    }
+    records.update(write_index(folder, stem, sources, shard_bytes))
+    return records
+
+
+def named_shards(
+    stem: str, sources: Sequence[TensorSource], shard_bytes: int
+) -> dict[str, list[TensorSource]]:
+    """What belongs in which file, by the file's name."""
     shards = split(sources, shard_bytes)
-    records: dict[str, FileRecord] = {}
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
-        # Hugging Face asks for the format; it says that the tensors came from PyTorch.
-        records[name] = write_tensor_file(folder / name, shard, {"format": "pt"})
-        weight_map.update((source.name, name) for source in shard)
+    return {
+        f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors": shard
+        for number, shard in enumerate(shards, 1)
+    }
+
+
+def write_index(
+    folder: Path, stem: str, sources: Sequence[TensorSource], shard_bytes: int
+) -> dict[str, FileRecord]:
+    """Write the index of `sources`, and return its record."""
+    shards = named_shards(stem, sources, shard_bytes)
+    weight_map = {source.name: name for name, shard in shards.items() for source in shard}
     total = sum(source.nbytes for source in sources)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     data = (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
     name = f"{stem}.safetensors.index.json"
     write_new(folder / name, data)
-    records[name] = record_of(data)
-    return records
+    return {name: record_of(data)}
 
 
 class TensorSet:

@@ -23,7 +23,7 @@ import torch
 
 from patrickstar.checkpoint.header import StoredTensor, build_header, read_header
 from patrickstar.checkpoint.paths import create_private, open_regular, write_all
-from patrickstar.checkpoint.record import FileRecord, verify
+from patrickstar.checkpoint.record import FileRecord, digest_of, verify
 from patrickstar.errors import CheckpointError
 
 _BLOCK = 8 << 20
@@ -113,6 +113,48 @@ def _write_tensor(
 def _parts(source: TensorSource) -> Generator[torch.Tensor, None, None]:
     """As a generator, which can be closed: a failed write gives up what it holds at once."""
     yield from source.parts()
+
+
+class TensorFileWriter:
+    """A new safetensors file whose contents come in any order.
+
+    Args:
+        sources: names, dtypes and shapes; their parts are not asked for.
+    """
+
+    def __init__(
+        self, path: Path, sources: Sequence[TensorSource], metadata: Mapping[str, str]
+    ) -> None:
+        header, places = build_header([(s.name, s.dtype, s.shape) for s in sources], metadata)
+        self._path, self._places = path, {place.name: place for place in places}
+        self._total = len(header) + sum(place.nbytes for place in places)
+        self._file = create_private(path)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file, 0, self._total)
+            write_all(self._file, memoryview(header), 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, name: str, start: int, tensor: torch.Tensor) -> None:
+        """Write `tensor`, contiguous and on the CPU, at element `start` of tensor `name`."""
+        place = self._places[name]
+        assert tensor.dtype is place.dtype and start + tensor.numel() <= place.numel, name
+        write_all(self._file, bytes_of(tensor), place.offset + start * place.dtype.itemsize)
+
+    def finish(self) -> FileRecord:
+        """Wait until the file is on the disk, close it, and say what is in it."""
+        os.fsync(self._file)
+        record = FileRecord(self._total, digest_of(self._file, self._path))
+        self.close()
+        return record
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class TensorFile:

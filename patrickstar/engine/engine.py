@@ -31,6 +31,7 @@ from patrickstar.engine.resuming import load
 from patrickstar.engine.saved_tensors import SavedTensors
 from patrickstar.engine.saving import save, save_weights
 from patrickstar.engine.segments import Segments, signature
+from patrickstar.engine.snapshot import Snapshot
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
 from patrickstar.errors import BudgetError
@@ -69,6 +70,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
         self.data_position: Any | None = None
+        self._snapshot: Snapshot | None = None
         self._last_inputs: Any = None
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -227,6 +229,7 @@ class Engine(DeepSpeedNames, nn.Module):
         exclude_frozen_parameters: bool = False,
         *,
         keep: int | None = None,
+        asynchronous: bool = False,
     ) -> bool:
         """Write the checkpoint `save_dir/tag`, complete or not at all; see `engine.saving`.
 
@@ -236,6 +239,8 @@ class Engine(DeepSpeedNames, nn.Module):
             save_latest: whether `load_checkpoint` finds it without its tag.
             exclude_frozen_parameters: leave out what is not trained.
             keep: how many checkpoints `save_dir` has at most afterwards; older ones are removed.
+            asynchronous: write while training goes on; see `engine.snapshot`. It is complete after
+                `wait_for_checkpoint`, the next save, a load, or `close`; these tell if it failed.
 
         Returns:
             True, as DeepSpeed does.
@@ -244,7 +249,10 @@ class Engine(DeepSpeedNames, nn.Module):
             CheckpointError: something cannot be stored, or the disk is full or failed; the
                 checkpoints that were there before are as they were.
         """
-        save(
+        self.wait_for_checkpoint()
+        assert self.optimizer is not None
+        write = Snapshot if asynchronous else save
+        written = write(
             self._training(),
             Path(save_dir),
             f"global_step{self.global_steps}" if tag is None else str(tag),
@@ -253,7 +261,21 @@ class Engine(DeepSpeedNames, nn.Module):
             latest=save_latest,
             frozen=not exclude_frozen_parameters,
         )
+        if isinstance(written, Snapshot):
+            self._snapshot = self.optimizer.snapshot = written
         return True
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint that is being written is complete, if there is one.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            assert self.optimizer is not None
+            self.optimizer.snapshot = None
+            snapshot.wait()
 
     def load_checkpoint(
         self,
@@ -277,6 +299,7 @@ class Engine(DeepSpeedNames, nn.Module):
         Raises:
             CheckpointError: it is missing, damaged, or does not fit this run.
         """
+        self.wait_for_checkpoint()
         if tag is None and not has_latest(Path(load_dir)):
             warnings.warn(
                 f"there is no file 'latest' in {str(load_dir)!r}: nothing is loaded, and training "
@@ -352,5 +375,8 @@ class Engine(DeepSpeedNames, nn.Module):
 
         Parameters that do not fit in memory are left without data.
         """
-        self._gradients.remove_hooks()
-        self._state.manager.close()
+        try:
+            self.wait_for_checkpoint()
+        finally:
+            self._gradients.remove_hooks()
+            self._state.manager.close()

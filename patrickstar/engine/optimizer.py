@@ -32,6 +32,14 @@ class Counters(Protocol):
     def note_step(self) -> None: ...
 
 
+class BeforeUpdates(Protocol):
+    """Copies chunks before a step changes them."""
+
+    def before_update(self, aligned: AlignedChunks) -> None: ...
+
+    def copy_rest(self) -> None: ...
+
+
 class ChunkedOptimizer(torch.optim.Optimizer):
     """Updates the weights of a `ModelState`.
 
@@ -56,6 +64,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._gradients = gradients
         self._counters, self._stepping, self._segments = counters, stepping, segments
         self._scratch = Scratch()
+        self.snapshot: BeforeUpdates | None = None
 
     @property
     def stepping(self) -> Stepping:
@@ -97,6 +106,9 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                     if aligned.gradient is not None and any(s.has_grad for s in aligned.slots):
                         self._update(aligned, scale)
             self._gradients.clear()
+            if self.snapshot is not None:
+                self.snapshot.copy_rest()
+                self.snapshot = None
         self._stepping.after(scale is not None)
         self._counters.global_steps += 1
         self._counters.skipped_steps += int(scale is None)
@@ -118,6 +130,8 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
         hyper = self.param_groups[aligned.group]
         with manager.use(uses):
+            if self.snapshot is not None:
+                self.snapshot.before_update(aligned)
             if aligned.changed:
                 _follow_parameters(state, aligned)
             self._start_states(aligned, hyper)

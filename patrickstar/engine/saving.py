@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ from patrickstar.engine.contents import (
     GRADIENT,
     MASTER,
     Member,
-    Part,
     Training,
     members,
     other_tensors,
@@ -42,33 +43,38 @@ from patrickstar.engine.state import AlignedChunks
 from patrickstar.memory import Access, Chunk, Use
 
 
-def weight_sources(training: Training, *, frozen: bool = True) -> list[TensorSource]:
-    """The model's weights in the training precision, and its buffers."""
-    found = [
-        _source(training, member.name, member, lambda aligned: aligned.parameter)
+def wanted_weights(training: Training, *, frozen: bool = True) -> list[Wanted]:
+    """The model's parameters in the training precision."""
+    return [
+        Wanted(member.name, member, _parameter_chunk, (True,) * len(member.parts))
         for member in members(training)
         if frozen or member.parts[0].aligned.gradient is not None
     ]
-    return found + [TensorSource.of(n, t) for n, t in other_tensors(training).items()]
 
 
-def optimizer_sources(training: Training) -> list[TensorSource]:
+def wanted_states(training: Training) -> list[Wanted]:
     """Master weights, the optimizer's states, and gradients of an incomplete accumulation."""
     everything, found = members(training), []
     for member in everything:
         if member.parts[0].aligned.master is not None:
-            found += [_source(training, f"{MASTER}/{member.name}", member, lambda a: a.master)]
+            always = (True,) * len(member.parts)
+            found.append(Wanted(f"{MASTER}/{member.name}", member, _master_chunk, always))
     for name in {name: None for aligned in training.state.aligned for name in aligned.states}:
-        initial = _initial(training, name)
         for member in everything:
-            if any(name in part.aligned.states and part.aligned.started for part in member.parts):
-                key, chunk = f"{name}/{member.name}", _state_chunk(name)
-                found += [_source(training, key, member, chunk, _is_started, initial)]
+            started = tuple(name in p.aligned.states and p.aligned.started for p in member.parts)
+            if any(started):
+                key, initial = f"{name}/{member.name}", _initial(training, name)
+                found.append(Wanted(key, member, _state_chunk(name), started, initial))
     for member in everything:
-        if any(part.slot.has_grad for part in member.parts):
-            key = f"{GRADIENT}/{member.name}"
-            found += [_source(training, key, member, lambda a: a.gradient, _has_gradient)]
+        there = tuple(part.slot.has_grad for part in member.parts)
+        if any(there):
+            found.append(Wanted(f"{GRADIENT}/{member.name}", member, _gradient_chunk, there))
     return found
+
+
+def buffer_sources(training: Training) -> list[TensorSource]:
+    """What of the model lives in no chunk."""
+    return [TensorSource.of(name, t) for name, t in other_tensors(training).items()]
 
 
 def save(
@@ -92,17 +98,13 @@ def save(
     """
     # The accesses that follow are no part of the iteration that may be running.
     training.state.manager.abandon_iteration()
-    everything = weight_sources(training)
-    sources = everything if frozen else weight_sources(training, frozen=False)
-    kept = {source.name for source in sources}
-    state = run_state(training, client_state)
-    state["excluded"] = [source.name for source in everything if source.name not in kept]
+    weights = wanted_weights(training, frozen=frozen)
     return write_checkpoint(
         folder,
         tag,
-        sources,
-        optimizer_sources(training),
-        state,
+        [wanted.source(training) for wanted in weights] + buffer_sources(training),
+        [wanted.source(training) for wanted in wanted_states(training)],
+        run_state(training, client_state, weights),
         extra_files=config_file(training.module),
         keep=keep,
         latest=latest,
@@ -125,12 +127,20 @@ def save_weights(
     stem = check_name(name, "the name of the weights").removesuffix(".safetensors")
     stem = "model" if stem == "pytorch_model.bin" else stem.removesuffix(".bin")
     training.state.manager.abandon_iteration()
-    sources = weight_sources(training, frozen=frozen)
+    weights = wanted_weights(training, frozen=frozen)
+    sources = [wanted.source(training) for wanted in weights] + buffer_sources(training)
     publish_weights(folder, stem, sources, config_file(training.module), shard_bytes)
 
 
-def run_state(training: Training, client_state: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is no tensor of the model or the optimizer, as JSON."""
+def run_state(
+    training: Training, client_state: dict[str, Any], weights: list[Wanted]
+) -> dict[str, Any]:
+    """Everything that is no tensor of the model or the optimizer, as JSON.
+
+    Args:
+        weights: those that the checkpoint will have.
+    """
+    kept = {wanted.key for wanted in weights}
     optimizer, scaler = training.optimizer, training.precision.scaler
     scheduler, stepping = training.stepping.scheduler, training.stepping
     return {
@@ -156,6 +166,7 @@ def run_state(training: Training, client_state: dict[str, Any]) -> dict[str, Any
         "scheduler": _stateful(scheduler, "scheduler"),
         "data": _stateful(training.data, "data position"),
         "rng": [rng_state()],  # of every process
+        "excluded": [m.name for m in members(training) if m.name not in kept],
         "extra_state": _extra_states(training.module),
         "client": encode(client_state, "client_state"),
     }
@@ -176,39 +187,73 @@ def config_file(module: nn.Module) -> dict[str, bytes]:
     return {"config.json": (json.dumps(config, indent=2) + "\n").encode()}
 
 
-def _source(
-    training: Training,
-    key: str,
-    member: Member,
-    chunk_of: Callable[[AlignedChunks], Chunk | None],
-    has_values: Callable[[Part], bool] = lambda part: True,
-    initial: float = 0.0,
-) -> TensorSource:
-    """A tensor out of the chunks of one kind; `initial` where a part of it has no values yet."""
-    manager, first = training.state.manager, chunk_of(member.parts[0].aligned)
-    assert first is not None, key
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor that a checkpoint is to have, out of the chunks of one kind.
 
-    def contents() -> Iterator[torch.Tensor]:
-        for part in member.parts:
-            chunk, slot = chunk_of(part.aligned), part.slot
-            if chunk is None or not has_values(part):
-                yield torch.full(slot.shape, initial, dtype=first.dtype)
-                continue
-            # Where it is quickest to read; on the tier that updates run on otherwise.
-            fast = manager.ledger.is_valid(chunk.id, 0)
-            tier = 0 if fast else training.state.update_tier
-            with manager.use([Use(chunk.id, Access.READ, tier)]):
-                yield view_of(manager.tensor(chunk, tier), slot.offset, slot.shape, slot.stride)
+    Attributes:
+        has_values: for each part, whether the chunk has values for it; `initial` stands for them
+            where it has not.
+    """
 
-    return TensorSource(key, first.dtype, member.shape, contents)
+    key: str
+    member: Member
+    chunk_of: Callable[[AlignedChunks], Chunk | None]
+    has_values: tuple[bool, ...]
+    initial: float = 0.0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        chunk = self.chunk_of(self.member.parts[0].aligned)
+        assert chunk is not None, self.key
+        return chunk.dtype
+
+    def source(self, training: Training) -> TensorSource:
+        """For a checkpoint that is written now."""
+
+        def contents() -> Iterator[torch.Tensor]:
+            for number in range(len(self.member.parts)):
+                with self.values(training, number) as values:
+                    yield values
+                del values
+
+        return TensorSource(self.key, self.dtype, self.member.shape, contents)
+
+    @contextmanager
+    def values(
+        self, training: Training, number: int, *, in_use: bool = False
+    ) -> Iterator[torch.Tensor]:
+        """The values of part `number`, where they lie; valid inside the context.
+
+        Args:
+            in_use: the chunk is in use already, on the tier that updates run on.
+        """
+        part = self.member.parts[number]
+        chunk, slot, manager = self.chunk_of(part.aligned), part.slot, training.state.manager
+        if chunk is None or not self.has_values[number]:
+            yield torch.full(slot.shape, self.initial, dtype=self.dtype)
+            return
+        if in_use:
+            flat = manager.tensor(chunk, training.state.update_tier)
+            yield view_of(flat, slot.offset, slot.shape, slot.stride)
+            return
+        # Where it is quickest to read; on the tier that updates run on otherwise.
+        fast = manager.ledger.is_valid(chunk.id, 0)
+        tier = 0 if fast else training.state.update_tier
+        with manager.use([Use(chunk.id, Access.READ, tier)]):
+            yield view_of(manager.tensor(chunk, tier), slot.offset, slot.shape, slot.stride)
 
 
-def _is_started(part: Part) -> bool:
-    return part.aligned.started
+def _parameter_chunk(aligned: AlignedChunks) -> Chunk | None:
+    return aligned.parameter
 
 
-def _has_gradient(part: Part) -> bool:
-    return part.slot.has_grad
+def _master_chunk(aligned: AlignedChunks) -> Chunk | None:
+    return aligned.master
+
+
+def _gradient_chunk(aligned: AlignedChunks) -> Chunk | None:
+    return aligned.gradient
 
 
 def _state_chunk(name: str) -> Callable[[AlignedChunks], Chunk | None]:
