@@ -64,6 +64,8 @@ ZERO_CPU = Row(
         }
     },
 )
+# A pipelined optimizer needs buffers for the tiles that are read, updated and written at once; with
+# the default count of 4 it stops with an assertion.
 ZERO_NVME_SPEED = Row(
     "deepspeed-nvme-speed",
     "DeepSpeed ZeRO-Infinity (NVMe), tuned for speed",
@@ -71,13 +73,20 @@ ZERO_NVME_SPEED = Row(
     {
         "zero": {
             "stage": 3,
-            "offload_optimizer": {"device": "nvme", "pipeline_read": True, "pipeline_write": True},
+            "offload_optimizer": {
+                "device": "nvme",
+                "pipeline_read": True,
+                "pipeline_write": True,
+                "buffer_count": 12,
+            },
             "offload_param": {"device": "cpu"},
             "sub_group_size": 100_000_000,
         },
         "aio": AIO,
     },
 )
+# Pinned buffers are resident whether they are used or not, and so are the defaults for parameter
+# buffers (5 of 100M elements); here they are as large as the largest parameter needs.
 ZERO_NVME_MEMORY = Row(
     "deepspeed-nvme-memory",
     "DeepSpeed ZeRO-Infinity (NVMe), tuned for memory",
@@ -87,9 +96,15 @@ ZERO_NVME_MEMORY = Row(
         "remote": "nvme",
         "zero": {
             "stage": 3,
-            "offload_optimizer": {"device": "nvme", "pipeline_read": True, "pipeline_write": True},
-            "offload_param": {"device": "nvme"},
+            "offload_optimizer": {"device": "nvme", "pin_memory": False},
+            "offload_param": {
+                "device": "nvme",
+                "buffer_size": 5_000_000,
+                "buffer_count": 12,
+                "pin_memory": False,
+            },
             "sub_group_size": 15_000_000,
+            "reduce_bucket_size": 5_000_000,
             "stage3_max_live_parameters": 0,
             "stage3_max_reuse_distance": 0,
             "stage3_prefetch_bucket_size": 0,
