@@ -12,6 +12,7 @@ of an accumulation, since the next backward changes gradients.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ class Snapshot:
 
     Args:
         waiting_bytes: how many bytes of copies may wait to be written; None allows two chunks and
-            what is aligned with them.
+            what is aligned with them where the host has a budget, and half of the memory that is
+            free where it has none. A step that has more to copy waits for the disk.
+
+    Attributes:
+        stall: seconds that the run has been held up by copying and waiting so far.
     """
 
     def __init__(
@@ -53,11 +58,12 @@ class Snapshot:
         waiting_bytes: int | None = None,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
-        self._training = training
+        self._training, self.stall = training, 0.0
         weights, states = wanted_weights(training, frozen=frozen), wanted_states(training)
         buffers = buffer_sources(training)
+        began = time.perf_counter()
         if waiting_bytes is None:
-            waiting_bytes = 2 * training.state.smallest_update()
+            waiting_bytes = _waiting_bytes(training)
         self._missing: dict[int, list[tuple[Wanted, int]]] = {}
         for wanted in (*weights, *states):
             for number, part in enumerate(wanted.member.parts):
@@ -81,6 +87,7 @@ class Snapshot:
         if any(slot.has_grad for _, slot in training.state.slots.values()):
             self.copy_rest()  # the next backward adds to the gradients
         self._finish_if_complete()
+        self.stall = time.perf_counter() - began
 
     @property
     def path(self) -> Path:
@@ -119,9 +126,11 @@ class Snapshot:
         self._writing.abandon()
 
     def _copy_all(self, aligned: AlignedChunks, *, in_use: bool = False) -> None:
+        began = time.perf_counter()
         for wanted, number in self._missing.pop(aligned.parameter.id, ()):
             self._copy(aligned, wanted, number, in_use)
         self._finish_if_complete()
+        self.stall += time.perf_counter() - began
 
     def _copy(self, aligned: AlignedChunks, wanted: Wanted, number: int, in_use: bool) -> None:
         first = wanted.member.parts[number].first
@@ -158,3 +167,22 @@ class Snapshot:
         home = self._training.state.home
         if home.on_write == self._before_write:
             home.on_write = self._mark
+
+
+def _waiting_bytes(training: Training) -> int:
+    state = training.state
+    least = 2 * state.smallest_update()
+    if state.manager.tiers[state.update_tier].capacity is not None:
+        return least
+    return max(least, _free_memory() // 2)
+
+
+def _free_memory() -> int:
+    """Bytes that the system could give without swapping; 0 where it does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return 0

@@ -381,8 +381,10 @@ if (folder / "latest").exists():
 batches = numbers(stop, 8, 32)
 while engine.micro_steps < stop:
     train(engine, optimizer, batches[engine.micro_steps : engine.micro_steps + 1])
-    engine.save_checkpoint(folder, f"micro{engine.micro_steps}", keep=2)
+    tag, odd = f"micro{engine.micro_steps}", engine.micro_steps % 2 == 1
+    engine.save_checkpoint(folder, tag, keep=2, asynchronous=odd)
     print(engine.micro_steps, flush=True)
+engine.wait_for_checkpoint()
 torch.save({k: v for k, v in engine.state_dict().items()}, folder / "final.pt")
 """
 
