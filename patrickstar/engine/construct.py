@@ -20,7 +20,7 @@ from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage, release
 from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
 from patrickstar.errors import ConfigError
-from patrickstar.memory import Access, Chunk, ChunkManager, Use
+from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, Use
 from patrickstar.memory.layout import ALIGN
 
 DEFAULT_PIECE_SIZE = 1 << 26  # elements; see engine.pieces
@@ -34,7 +34,8 @@ class Nursery:
         self, manager: ChunkManager, home: ChunkHome, piece_size: int = DEFAULT_PIECE_SIZE
     ) -> None:
         self._manager, self._home, self._piece_size = manager, home, piece_size
-        budgets = [tier.capacity for tier in manager.tiers[:-1] if tier.capacity is not None]
+        memory = [tier for tier in manager.tiers if isinstance(tier, CpuTier)]
+        budgets = [tier.capacity for tier in memory if tier.capacity is not None]
         # A thirty-second of the tightest budget, in fp32.
         self._length = max(_SHORTEST, min([_LONGEST, *(b // 128 for b in budgets)]))
         self._open: dict[torch.dtype, tuple[Chunk, int]] = {}

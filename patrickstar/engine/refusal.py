@@ -66,10 +66,13 @@ def with_smallest(
         return error
     manager = state.manager
     sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
-    unlimited = [None for _ in manager.tiers]
+    # One tier more than there are, so that the lowest is played too.
+    unlimited = [None for _ in [*manager.tiers, None]]
     plan = make_plan(trace, sizes, unlimited, manager.policy, prefetch=False)
     tier = [t.name for t in manager.tiers].index(error.tier)
-    smallest = max(plan.smallest.get(tier, 0), error.smallest)
+    lowest = tier + 1 == len(manager.tiers)  # nothing can leave it: it holds all there is
+    found = plan.peak if lowest else plan.smallest
+    smallest = max(found.get(tier, 0), error.smallest)
     # Real kernels may keep more than the fake ones (packed weights, workspaces): by how much more
     # is seen where both have been.
     smallest += smallest // 64 + 2 * _excess(manager.abandoned, trace) + _MARGIN

@@ -367,7 +367,7 @@ class ChunkManager:
         if self._playback is not None:
             for action in self._playback.moment(now):
                 self._schedule(action)
-            for tier in range(len(self.tiers) - 1):
+            for tier in range(max(len(self.tiers) - 1, 1)):
                 other = self._playback.other(tier)
                 if self.ledger.tiers[tier].other != other:
                     self._expect_other(tier, other)

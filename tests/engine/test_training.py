@@ -504,3 +504,25 @@ def test_a_refusal_names_a_budget_that_then_works(name: str, tmp_path: Path) -> 
         if "budget that works" not in str(refused.value):
             how = settings(host=smallest, disk=tmp_path, chunk=2048)
             run_engine(provider, batches, how, keep_gradients=False)
+
+
+def test_a_host_budget_without_a_disk_covers_activations_in_every_step() -> None:
+    torch.manual_seed(0)
+    engine, optimizer = make_engine(Mlp, settings(host=6 * MIB))
+    peaks = []
+    for batch in numbers(4, 512, 64):
+        engine.reset_peak()
+        engine.backward(engine(**batch))
+        optimizer.step()
+        peaks.append(engine.memory_report().tiers["host"].peak)
+    engine.close()
+    assert max(peaks[1:]) > engine._state.total_bytes() + 512 * 64 * 4
+    assert peaks[1:] == pytest.approx([peaks[1]] * 3, rel=0.05)
+
+
+def test_a_host_budget_without_a_disk_is_refused_with_one_that_works() -> None:
+    with pytest.raises(BudgetError, match="smallest that works") as refused:
+        run_engine(Mlp, numbers(3, 512, 64), settings(host=4 * MIB))
+    how = settings(host=refused.value.smallest)
+    run_engine(Mlp, numbers(3, 512, 64), how, keep_gradients=False)
+    assert refused.value.smallest < 6 * MIB
