@@ -314,6 +314,8 @@ def in_child(action: Any) -> int:
     if child == 0:
         code = 1
         try:
+            # As a data loader's worker does: the threads of OpenMP did not come along.
+            torch.set_num_threads(1)
             action()
             code = 0
         finally:
