@@ -23,6 +23,7 @@ import torch
 from patrickstar.checkpoint.checkpoint import write_checkpoint
 from patrickstar.checkpoint.fields import taking_over
 from patrickstar.checkpoint.folder import find
+from patrickstar.checkpoint.header import is_shape
 from patrickstar.checkpoint.pickled import Foreign, PickledTensor, TorchFile
 from patrickstar.checkpoint.plain import encode
 from patrickstar.checkpoint.tensor_file import TensorSource
@@ -76,6 +77,8 @@ def import_checkpoint(
             for path in sorted(folder.iterdir())
             if path.name.endswith("_states.pt")
         }
+        for file in files.values():
+            file.verify()
         with taking_over(f"the DeepSpeed checkpoint in {str(folder)!r}: what"):
             found = _Checkpoint(folder, files)
             weights, states = found.weights(), found.states()
@@ -287,6 +290,12 @@ def _stage(value: Any) -> int:
 def _source(
     name: str, dtype: torch.dtype, shape: Sequence[int], ranges: Sequence[Range]
 ) -> TensorSource:
+    if not isinstance(name, str) or not is_shape(list(shape)):
+        raise CheckpointError(f"a parameter called {str(name)[:80]!r} has no proper shape")
+    numel = sum(part.stop - part.start for part in ranges)
+    if numel != math.prod(shape):
+        raise CheckpointError(f"{name!r} has {numel} elements, not those of {list(shape)}")
+
     def parts() -> Iterator[torch.Tensor]:
         for part in ranges:
             yield part.flat.read(part.start, part.stop).to(dtype)

@@ -43,7 +43,11 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the new file `state.json` and wait until it is on the disk."""
+    """Write the new file `state.json` and wait until it is on the disk.
+
+    Raises:
+        CheckpointError: the state is no JSON, or too long.
+    """
     body = {
         "format": FORMAT,
         "version": VERSION,
@@ -51,7 +55,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "files": {n: {"bytes": r.nbytes, "sha256": r.sha256} for n, r in manifest.files.items()},
         "state": manifest.state,
     }
-    text = json.dumps({**body, "sha256": _checksum(body)}, indent=1, allow_nan=False)
+    try:
+        text = json.dumps({**body, "sha256": _checksum(body)}, indent=1, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"the state is not plain JSON: {error}") from error
     data = (text + "\n").encode("ascii")
     if len(data) > _LONGEST:
         raise CheckpointError(

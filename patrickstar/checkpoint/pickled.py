@@ -22,6 +22,7 @@ import pickle
 import pickletools
 import struct
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,11 +34,12 @@ import torch
 
 from patrickstar.checkpoint.header import StoredTensor, is_shape
 from patrickstar.checkpoint.paths import open_regular
-from patrickstar.checkpoint.tensor_file import read_elements
+from patrickstar.checkpoint.tensor_file import bytes_of, read_elements
 from patrickstar.errors import CheckpointError
 
 _LONGEST_PICKLE = 64 << 20
 _MOST_RECORDS = 1 << 20
+_BLOCK = 8 << 20
 
 _OPCODES = frozenset(
     """
@@ -134,6 +136,7 @@ class TorchFile:
         self._file = open_regular(path)
         try:
             self._size = os.fstat(self._file).st_size
+            self._checksums: dict[str, int] = {}
             self._records = self._read_directory()
             self.content = self._load()
         except BaseException:
@@ -143,6 +146,22 @@ class TorchFile:
     def read_into(self, stored: StoredTensor, target: torch.Tensor, start: int = 0) -> None:
         """Fill `target` with elements of a storage, from number `start` on."""
         read_elements(self._file, self.path, stored, target, start)
+
+    def verify(self) -> None:
+        """Compare every record with the checksum that torch.save wrote along.
+
+        Raises:
+            CheckpointError: one is damaged.
+        """
+        for name, (start, length) in self._records.items():
+            crc = 0
+            for first in range(0, length, _BLOCK):
+                block = torch.empty(min(_BLOCK, length - first), dtype=torch.uint8)
+                place = StoredTensor(name, torch.uint8, (length,), start)
+                self.read_into(place, block, first)
+                crc = zlib.crc32(bytes_of(block), crc)
+            if crc != self._checksums[name]:
+                raise self._wrong(f"its record {name!r} does not match its checksum")
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
@@ -174,14 +193,16 @@ class TorchFile:
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise self._wrong(f"record {info.filename[:80]!r} is compressed")
-            header = os.pread(self._file, 30, info.header_offset)
+            within = 0 <= info.header_offset < self._size
+            header = os.pread(self._file, 30, info.header_offset) if within else b""
             if len(header) < 30 or header[:4] != b"PK\x03\x04":
                 raise self._wrong(f"record {info.filename[:80]!r} is not where it should be")
             name_length, extra_length = struct.unpack("<HH", header[26:30])
             start = info.header_offset + 30 + name_length + extra_length
             if start + info.file_size > self._size:
                 raise self._wrong(f"record {info.filename[:80]!r} goes beyond the end of the file")
-            records[info.filename.partition("/")[2]] = (start, info.file_size)
+            name = info.filename.partition("/")[2]
+            records[name], self._checksums[name] = (start, info.file_size), info.CRC
         return records
 
     def _read_record(self, name: str, limit: int) -> bytes:

@@ -224,6 +224,29 @@ def test_a_file_that_is_missing_is_noticed(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_flipped_bits_in_a_tensor_are_noticed(tmp_path: Path) -> None:
+    shutil.copytree(STORED / "zero2-bf16", tmp_path / "c")
+    path = tmp_path / "c/it/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    with zipfile.ZipFile(path) as archive:
+        info = max(archive.infolist(), key=lambda i: i.file_size if "/data/" in i.filename else 0)
+        place = info.header_offset + 30 + len(info.filename) + 100
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="does not match its checksum") as error:
+        import_checkpoint(tmp_path / "c", tmp_path / "out")
+    assert str(path) in str(error.value)
+
+
+def test_a_record_before_the_beginning_is_refused(tmp_path: Path) -> None:
+    content = bytearray(with_pickle(tmp_path / "f.pt", b"\x80\x02].").read_bytes())
+    end = content.rfind(b"PK\x05\x06")  # says where the directory is, too far by one
+    content[end + 16] += 1
+    (tmp_path / "f.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is not where it should be"):
+        TorchFile(tmp_path / "f.pt")
+
+
 def test_tensor_parallelism_is_refused(tmp_path: Path) -> None:
     shutil.copytree(STORED / "zero1-bf16", tmp_path / "c")
     folder = tmp_path / "c/it"
