@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from patrickstar.checkpoint import folder as folders
-from patrickstar.checkpoint.manifest import Manifest, read_manifest, write_manifest
+from patrickstar.checkpoint.manifest import NAME, Manifest, read_manifest, write_manifest
 from patrickstar.checkpoint.paths import opened, write_new
 from patrickstar.checkpoint.record import record_of, verify
 from patrickstar.checkpoint.shards import SHARD_BYTES, TensorSet, write_shards
@@ -142,7 +142,13 @@ def open_checkpoint(folder: Path, tag: str | None = None) -> Checkpoint:
     Raises:
         CheckpointError: there is none, or a file of it is missing, damaged or truncated.
     """
-    return Checkpoint(folders.find(folder, tag))
+    path = folders.find(folder, tag)
+    if not (path / NAME).exists() and any(path.glob("*_states.pt")):
+        raise CheckpointError(
+            f"{str(path)!r} is a checkpoint of DeepSpeed's; take it over first with "
+            "patrickstar.checkpoint.deepspeed.import_checkpoint"
+        )
+    return Checkpoint(path)
 
 
 def _shards(manifest: Manifest, stem: str) -> list[str]:

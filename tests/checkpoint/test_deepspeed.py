@@ -247,6 +247,11 @@ def test_a_record_before_the_beginning_is_refused(tmp_path: Path) -> None:
         TorchFile(tmp_path / "f.pt")
 
 
+def test_opening_one_as_ours_says_what_it_is() -> None:
+    with pytest.raises(CheckpointError, match=r"take it over first with .*import_checkpoint"):
+        open_checkpoint(STORED / "zero1-bf16")
+
+
 def test_tensor_parallelism_is_refused(tmp_path: Path) -> None:
     shutil.copytree(STORED / "zero1-bf16", tmp_path / "c")
     folder = tmp_path / "c/it"
