@@ -23,7 +23,7 @@ BLOCKS = [
     )
 ]
 # Pages whose code needs several processes run in a test of their own.
-OWN_TEST = {"comm.md", "memory.md", "write-a-policy.md"}
+OWN_TEST = {"comm.md"}
 PYTHON = [(page, code) for page, language, code in BLOCKS if language == "python"]
 
 
@@ -64,3 +64,9 @@ def test_json_blocks_are_json() -> None:
 def test_a_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_example_without_modules_keeps_every_row(tmp_path: Path) -> None:
+    result = execute(ROOT / "examples" / "embedding_table.py", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "of 4" in result.stdout
