@@ -42,10 +42,20 @@ def machine_rates(result: Result) -> Rates:
     )
 
 
+def median_step(result: Result, run: Result) -> float:
+    """Seconds: the median step after warm-up."""
+    return float(statistics.median(run["step_s"][result["warmup"] :]))
+
+
+def best_run(result: Result, row: Result) -> Result:
+    """The round with the shortest median step."""
+    run: Result = min(row["runs"], key=lambda run: median_step(result, run))
+    return run
+
+
 def step_time(result: Result, row: Result) -> float:
-    """Seconds: the median step after warm-up of the best round."""
-    warmup = result["warmup"]
-    return float(min(statistics.median(run["step_s"][warmup:]) for run in row["runs"]))
+    """Seconds: the median step of the best round."""
+    return median_step(result, best_run(result, row))
 
 
 def peak(row: Result) -> int:
@@ -165,17 +175,23 @@ def where_time_went(result: Result) -> Iterator[str]:
         if not row["runs"]:
             continue
         limit = limit_of(result, row)
-        phases = row["runs"][-1]["phases"]
+        run = best_run(result, row)
+        phases, others = run["phases"], run["process"]["others_cpu"]
         rows.append(
             [row["name"]]
             + [f"{phases[p]:.2f}" for p in ("forward", "backward", "update")]
             + [f"{t:.2f}" for t in (limit.compute, limit.update, limit.disk)]
+            + [f"{others:.0%}"]
         )
     if rows:
-        yield "Where the time went (seconds, median step of the last round), and the three limits:"
+        yield (
+            "Where the time went (seconds, medians of the best round), the three limits, and the "
+            "part of the processors that other programs used meanwhile:"
+        )
         yield ""
         yield from table(
-            ("", "forward", "backward", "update", "compute", "update traffic", "disk"), rows
+            ("", "forward", "backward", "update", "compute", "update traffic", "disk", "others"),
+            rows,
         )
         yield ""
 

@@ -55,6 +55,7 @@ class Settings:
     output: Path
     time_limit: float
     disk_bytes: int
+    add: bool = False
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -171,10 +172,9 @@ def missing(opponent: str, settings: Settings) -> str | None:
     return None
 
 
-def measure_table(table: Table, settings: Settings) -> None:
-    """Measure `table` and write its results, after every process anew."""
-    reasons = {name: missing(name, settings) for name in {row.opponent for row in table.rows}}
-    rows: dict[str, dict[str, Any]] = {
+def new_result(table: Table, settings: Settings, reasons: dict[str, str | None]) -> dict[str, Any]:
+    """The results of `table` before anything is measured."""
+    rows = {
         row.key: {
             "name": row.name,
             "opponent": row.opponent,
@@ -184,7 +184,7 @@ def measure_table(table: Table, settings: Settings) -> None:
         }
         for row in table.rows
     }
-    result: dict[str, Any] = {
+    return {
         "table": table.key,
         "title": table.title,
         "model": table.model,
@@ -193,18 +193,42 @@ def measure_table(table: Table, settings: Settings) -> None:
         "steps": settings.steps,
         "warmup": settings.warmup,
         "started": now(),
-        "machine": [facts(settings)],
+        "machine": [],
         "rows": rows,
     }
+
+
+def earlier(table: Table, settings: Settings) -> dict[str, Any] | None:
+    """The results that this run adds rounds to, if it was asked to and can."""
+    path = settings.output / f"{table.key}.json"
+    if not settings.add or not path.exists():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text())
+    same = all(result[key] == getattr(settings, key) for key in ("steps", "warmup"))
+    alike = {key: row["options"] for key, row in result["rows"].items()} == {
+        row.key: row.options for row in table.rows
+    }
+    if not (same and alike):
+        raise SystemExit(f"{path} was measured with other steps or settings; run without --add")
+    return result
+
+
+def measure_table(table: Table, settings: Settings) -> None:
+    """Measure `table` and write its results, after every process anew."""
+    reasons = {name: missing(name, settings) for name in {row.opponent for row in table.rows}}
+    result = earlier(table, settings) or new_result(table, settings, reasons)
+    result["machine"].append(facts(settings))
+    rows = result["rows"]
     for round_ in range(settings.rounds):
         for row in table.rows:
             entry = rows[row.key]
-            if entry["not_measured"]:
+            if entry["not_measured"] or reasons[row.opponent]:
                 continue
             try:
                 run = measure_once(table, row, settings)
             except NotMeasuredError as error:
-                entry["not_measured"] = str(error)
+                if not entry["runs"]:
+                    entry["not_measured"] = str(error)
                 print(f"{table.key} {row.key}: {error}", flush=True)
                 continue
             entry["runs"].append(run)
@@ -273,6 +297,7 @@ def main() -> None:
     parser.add_argument("--disk", default=tempfile.gettempdir(), help="a folder on a real disk")
     parser.add_argument("--disk-bytes", type=int, default=3 << 30, help="of the disk measurement")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--add", action="store_true", help="rounds to results that are there")
     parser.add_argument("--time-limit", type=float, default=900.0, help="seconds for a process")
     given = parser.parse_args()
     opponents = tuple(name for name in given.opponents.split(",") if name)
@@ -289,6 +314,7 @@ def main() -> None:
         output=given.output,
         time_limit=given.time_limit,
         disk_bytes=given.disk_bytes,
+        add=given.add,
     )
     for key in given.table or [*TABLES, *SCRIPTS]:
         if key in TABLES:

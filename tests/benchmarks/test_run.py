@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -57,3 +59,19 @@ def test_every_row_of_ours_has_a_config_that_the_library_takes(name: str, tmp_pa
         if row.opponent == "patrickstar":
             job = Job(row.system, TABLES[name].model, row.options, disk=str(tmp_path))
             load_config(chunked.config_of(job))
+
+
+def test_rounds_can_be_added_to_results_of_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"step_s": [1.0], "process": {"max_rss": 1, "others_cpu": 0.0}}
+    monkeypatch.setattr("benchmarks.run.facts", lambda _: {})
+    monkeypatch.setattr("benchmarks.run.measure_once", lambda *_: run)
+    how = settings(tmp_path, opponents=("plain",))
+    measure_table(TABLES["small"], how)
+    measure_table(TABLES["small"], dataclasses.replace(how, add=True))
+    result = json.loads((tmp_path / "small.json").read_text())
+    assert len(result["rows"]["plain"]["runs"]) == 2
+    assert len(result["machine"]) == 4
+    with pytest.raises(SystemExit, match="other steps or settings"):
+        measure_table(TABLES["small"], dataclasses.replace(how, add=True, steps=9))
