@@ -56,6 +56,7 @@ class Settings:
     time_limit: float
     disk_bytes: int
     add: bool = False
+    rows: tuple[str, ...] = ()
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -224,6 +225,8 @@ def measure_table(table: Table, settings: Settings) -> None:
             entry = rows[row.key]
             if entry["not_measured"] or reasons[row.opponent]:
                 continue
+            if settings.rows and row.key not in settings.rows:
+                continue
             try:
                 run = measure_once(table, row, settings)
             except NotMeasuredError as error:
@@ -298,6 +301,7 @@ def main() -> None:
     parser.add_argument("--disk-bytes", type=int, default=3 << 30, help="of the disk measurement")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--add", action="store_true", help="rounds to results that are there")
+    parser.add_argument("--rows", default="", help="only these, by key, as in the results")
     parser.add_argument("--time-limit", type=float, default=900.0, help="seconds for a process")
     given = parser.parse_args()
     opponents = tuple(name for name in given.opponents.split(",") if name)
@@ -315,6 +319,7 @@ def main() -> None:
         time_limit=given.time_limit,
         disk_bytes=given.disk_bytes,
         add=given.add,
+        rows=tuple(key for key in given.rows.split(",") if key),
     )
     for key in given.table or [*TABLES, *SCRIPTS]:
         if key in TABLES:
