@@ -124,6 +124,7 @@ class ChunkManager:
         self.abandoned: Trace | None = None
         # Copies that are to come and to go, by chunk and tier, in the order this was decided.
         self._loads: dict[tuple[int, int], None] = {}
+        self._dying: dict[int, None] = {}  # released, but something still refers to them
         self._leaving: dict[tuple[int, int], None] = {}
 
     # Chunks
@@ -156,19 +157,22 @@ class ChunkManager:
                 self._chunk_of_storage.pop(storage, None)
             self.tiers[tier].forget(chunk.id)
         self._references.pop(chunk.id, None)
+        self._dying.pop(chunk.id, None)
         del self._chunks[chunk.id]
 
     def release(self, chunk: Chunk) -> None:
         """The contents of `chunk` are not needed any more; at its next use it is zeros again.
 
-        A tensor that still refers to it sees the zeros, and keeps the chunk where it is.
+        A tensor that still refers to it goes on seeing what was there until then, and keeps the
+        chunk's memory as long as it lives.
         """
         self._settle(chunk.id)
         in_use = any(self.ledger.entry(chunk.id).pins)
         if not in_use and self.ledger.is_valid(chunk.id, 0) and self.is_referenced(chunk):
             self._give_back(chunk.id, self.ledger.wrote(chunk.id, 0))
-            self.tensor(chunk).data.zero_()  # behind autograd's back: these were no contents
+            self._dying[chunk.id] = None
         else:
+            self._dying.pop(chunk.id, None)
             self._give_back(chunk.id, self.ledger.blank(chunk.id))
         if self._recorder is not None:
             self._recorder.blanked(chunk.id)
@@ -260,6 +264,7 @@ class ChunkManager:
         """
         if self.ledger.state(chunk.id, tier) is CopyState.LOADING:
             self._settle(chunk.id)
+        self._bury()
         if self.ledger.is_valid(chunk.id, tier):
             if self._is_in_use(chunk.id, tier):
                 raise ChunkStateError(
@@ -402,6 +407,7 @@ class ChunkManager:
         """Finish what is done and start what can be started, without waiting."""
         while self._in_flight and (completion := self._threads.poll()) is not None:
             self._finish(completion)
+        self._bury()
         for key in list(self._leaving):
             self._try_leave(*key)
         while loads and self._loads:
@@ -409,6 +415,18 @@ class ChunkManager:
             if chunk in self._chunks and not self._try_load(chunk, tier):
                 break
             del self._loads[chunk, tier]
+
+    def _bury(self) -> bool:
+        """Give up released contents that nothing refers to any more; whether there were any."""
+        dead = [
+            chunk
+            for chunk in self._dying
+            if not self._is_moving(chunk) and not self._is_in_use(chunk, 0)
+        ]
+        for chunk in dead:
+            del self._dying[chunk]
+            self._give_back(chunk, self.ledger.blank(chunk))
+        return bool(dead)
 
     def _try_leave(self, chunk: int, tier: int) -> None:
         if chunk not in self._chunks or not self.ledger.is_valid(chunk, tier):
@@ -513,6 +531,14 @@ class ChunkManager:
     def _ensure(self, use: Use) -> None:
         """Have valid contents on the tier; if they are to be written, nowhere else."""
         chunk, tier = use.chunk, use.tier
+        if chunk in self._dying:  # used again before the last reference was gone
+            del self._dying[chunk]
+            self._settle(chunk)
+            if self.ledger.is_valid(chunk, 0) and self._is_in_use(chunk, 0):
+                self._give_back(chunk, self.ledger.wrote(chunk, 0))
+                self.tensor(self._chunks[chunk]).data.zero_()  # what autograd saw is no contents
+            else:
+                self._give_back(chunk, self.ledger.blank(chunk))
         if self.ledger.is_blank(chunk):
             self._make_room({tier: self._chunks[chunk].nbytes})
             self._create([(chunk, tier)], zero=True)
@@ -539,6 +565,7 @@ class ChunkManager:
             self._settle(moving[0])
         self._create([p for p in places if not self.ledger.is_valid(*p)], zero=False)
         for chunk, tier in places:  # one of them may have come while another was waited for
+            self._dying.pop(chunk, None)
             self._give_back(chunk, self.ledger.wrote(chunk, tier))
         for use in uses:
             self._pin(use, pinned)
@@ -587,6 +614,8 @@ class ChunkManager:
         Chunks that the plan lets leave go first, even if their saving has to be waited for: any
         other choice would move more.
         """
+        if self._bury():
+            return
         leaving = [
             chunk
             for chunk in self.ledger.evictable(tier)

@@ -114,12 +114,25 @@ def test_a_released_chunk_costs_nothing_and_is_zeros_again(manager: ChunkManager
     assert value_of(manager, chunk) == 0
 
 
-def test_a_released_chunk_that_is_still_seen_is_zeros_where_it_is(manager: ChunkManager) -> None:
+def test_who_refers_to_a_released_chunk_still_sees_what_was_there(manager: ChunkManager) -> None:
     chunk = make(manager, 1)
     view = manager.tensor(chunk)[:10]
     manager.release(chunk)
-    assert on_host(manager, chunk)
-    assert view.eq(0).all()
+    others = [make(manager, 2) for _ in range(6)]
+    assert view.eq(1).all()
+    assert value_of(manager, chunk) == 0
+    assert view.eq(0).all(), "the chunk has new contents"
+    assert [value_of(manager, other) for other in others] == [2] * 6
+
+
+def test_a_released_chunk_is_gone_with_the_last_reference(manager: ChunkManager) -> None:
+    chunk = make(manager, 1)
+    view = manager.tensor(chunk)[:10]
+    manager.release(chunk)
+    del view
+    make(manager, 2)
+    assert manager.report().tiers["host"].in_use == 16 * KIB
+    assert manager.report().moved == {}
     assert value_of(manager, chunk) == 0
 
 

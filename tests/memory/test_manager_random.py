@@ -64,6 +64,7 @@ class Run:
         self.chunks: dict[int, Chunk] = {}
         self.model: dict[int, torch.Tensor] = {}
         self.held: dict[int, list[torch.Tensor]] = {}  # views of chunks that a caller keeps
+        self.last_words: dict[int, torch.Tensor] = {}  # of released chunks that are still held
         self.promised: list[int] = []  # by the last access, until the next one
         self.pinned: list[Use] = []
         self.counter = 0
@@ -199,6 +200,7 @@ class Run:
         chunk = self.random.choice(sorted(self.chunks))
         with suppress(SpoolError):
             self.manager.release(self.chunks[chunk])
+            self.last_words.setdefault(chunk, self.model[chunk].clone())
             self.model[chunk].zero_()
 
     def delete(self) -> None:
@@ -295,6 +297,8 @@ class Run:
 
     def check(self) -> None:
         """Books, pages and contents agree, and budgets are kept."""
+        for chunk in set(self.last_words) - set(self.manager._dying):
+            del self.last_words[chunk]  # nobody held it, or it was used again
         ledger, manager = self.manager.ledger, self.manager
         loading = {(p.transfer.chunk, p.transfer.target) for p in self.threads.pending}
         for index, account in enumerate(ledger.tiers):
@@ -318,12 +322,13 @@ class Run:
                 pins = sum(u.chunk == chunk and u.tier == tier for u in self.pinned)
                 assert entry.pins[tier] == pins
                 if state is CopyState.VALID:
-                    expected = self.model[chunk].numpy().tobytes()
-                    assert contents(manager, chunk, tier) == expected
+                    expected = self.last_words.get(chunk, self.model[chunk])
+                    assert contents(manager, chunk, tier) == expected.numpy().tobytes()
             if chunk in self.held:
                 assert entry.copies[0] is CopyState.VALID, "a referenced storage was evicted"
                 for view in self.held[chunk]:
-                    assert torch.equal(view, self.model[chunk][1:])
+                    seen = self.last_words.get(chunk, self.model[chunk])
+                    assert torch.equal(view, seen[1:])
             if ledger.is_blank(chunk):
                 assert not self.model[chunk].any()
 
