@@ -37,6 +37,7 @@ class Gradients:
         self._state, self._manager = state, state.manager
         self._collected = collected
         self._handles: list[Any] = []
+        self._rewritten: set[int] = set()
         for aligned, slot in state.slots.values():
             if aligned.gradient is not None:
                 with _PLAIN():
@@ -96,6 +97,28 @@ class Gradients:
         slot.has_grad = False
         if aligned.gradient is not None and not any(s.has_grad for s in aligned.slots):
             self.clear_chunk(aligned)
+
+    def note_write(self, chunk: int) -> None:
+        """The user changed a chunk through a view; if it holds gradients, so did their norms."""
+        self._rewritten.add(chunk)
+
+    def collect_rewritten(self) -> None:
+        """Take anew what was noted of gradients that the user has changed in place since."""
+        rewritten, self._rewritten = self._rewritten, set()
+        if self._collected is None or not rewritten:
+            return
+        for aligned in self._state.aligned:
+            chunk = aligned.gradient
+            if chunk is None or chunk.id not in rewritten:
+                continue
+            if not any(slot.has_grad for slot in aligned.slots):
+                continue
+            with _PLAIN(), torch.no_grad(), self._manager.use([Use(chunk.id, Access.READ)]):
+                flat = self._manager.tensor(chunk)
+                for slot in aligned.slots:
+                    if slot.has_grad:
+                        view = view_of(flat, slot.offset, slot.shape, slot.stride)
+                        self._collected(slot, view)
 
     def clear_chunk(self, aligned: AlignedChunks) -> None:
         """Forget the gradients of one chunk."""

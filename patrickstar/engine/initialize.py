@@ -114,7 +114,6 @@ def _assemble(
     _refuse_what_cannot_fit(state)
     _refuse_unmanaged(state)
     state.move_in(nursery)
-    home.on_write = _mark_changed(state)
     stepping = Stepping(
         state,
         settings.precision,
@@ -123,6 +122,7 @@ def _assemble(
         skip_overflow=settings.skip_overflow,
     )
     gradients = Gradients(state, stepping.collected)
+    home.on_write = _mark_changed(state, gradients)
     segments = Segments(manager, "cpu", base)
     engine = Engine(
         module, state, gradients, segments, settings.precision, settings.accumulation_steps
@@ -199,10 +199,12 @@ def _refuse_unmanaged(state: ModelState) -> None:
             )
 
 
-def _mark_changed(state: ModelState) -> Callable[[int], None]:
+def _mark_changed(state: ModelState, gradients: Gradients) -> Callable[[int], None]:
     def mark(chunk: int) -> None:
         aligned = state.of_chunk(chunk)
         if aligned is not None:
             aligned.changed = True
+        else:
+            gradients.note_write(chunk)
 
     return mark

@@ -17,6 +17,7 @@ from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import AlignedChunks, ModelState, Slot
 from patrickstar.engine.stepping import Stepping
+from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Use
 from patrickstar.optim import GradScale, Run, Scratch
 
@@ -100,6 +101,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         if not self._counters.accumulation_is_complete():
             return loss
         with self._segments.step():
+            self._gradients.collect_rewritten()
             scale = self._stepping.before()
             if scale is not None:
                 for aligned in self.model_state.aligned:
@@ -113,6 +115,20 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._counters.global_steps += 1
         self._counters.skipped_steps += int(scale is None)
         return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are laid out in chunks when the engine is made; later ones are refused.
+
+        Raises:
+            ConfigError: the engine exists already.
+        """
+        if hasattr(self, "model_state"):
+            raise ConfigError(
+                "add_param_group came after initialize_engine: the weights of every group are "
+                "laid out in chunks by then, and a new group would never be updated. Give all "
+                "groups as param_groups=... (a group that starts later can have lr 0 until then)"
+            )
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, except in the middle of a gradient accumulation."""

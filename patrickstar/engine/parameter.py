@@ -147,6 +147,23 @@ class ManagedParameter(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _dispatch(func, types, args, kwargs)
 
+    def set_(self, source: Any = None, *where: Any) -> Any:
+        """Take over the contents of the tensor `source`, as `parameter.data = source` does.
+
+        `torch.Tensor.set_` is not seen by `__torch_function__`; taking over the other's storage
+        would leave the chunk behind, and the parameter would never be updated again.
+
+        Raises:
+            ValueError: `source` is no tensor, or a part of a storage is asked for.
+        """
+        if where or not isinstance(source, torch.Tensor):
+            raise ValueError(
+                "set_ on a managed parameter takes one tensor, whose contents are copied; "
+                "it cannot point into another storage, because its data lives in a chunk"
+            )
+        self._home.set_data(self, source)
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A copy is an ordinary parameter of its own, outside any chunk."""
         if id(self) in memo:

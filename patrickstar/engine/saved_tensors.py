@@ -52,14 +52,18 @@ class SavedTensors:
             if chunk is None:
                 return (tensor, tensor._version)
             offset = int(tensor.storage_offset())
+            slot = self._state.slot_at(chunk, offset)
+            # A view that was unpacked once and is saved again (a backward that makes a graph)
+            # has a version counter of its own; the parameter's is the one that is checked.
+            version = tensor._version if slot is None else slot.parameter._version
             return ChunkView(
                 Use(chunk, Access.READ),
                 tensor.dtype,
                 tensor.shape,
                 tensor.stride(),
                 offset,
-                self._state.slot_at(chunk, offset),
-                tensor._version,
+                slot,
+                version,
             )
 
     def unpack(self, packed: Any) -> torch.Tensor:

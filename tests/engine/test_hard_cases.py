@@ -1,0 +1,131 @@
+"""Uses of a managed model that once gave other numbers than an ordinary loop, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from patrickstar.engine.engine import Engine
+from patrickstar.engine.initialize import make_engine
+from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.errors import ConfigError
+from tests.engine.training import HYPER, run_engine, run_plain, settings
+
+WIDTH, CHUNK, BUDGET = 32, 2048, 1 << 17
+
+
+class Squares(nn.Module):
+    """Layers with a loss that any output has."""
+
+    def __init__(self, layers: int = 6) -> None:
+        super().__init__()
+        parts = [part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+        self.layers = nn.Sequential(*parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+class GradientPenalty(Squares):
+    """The gradient by the input is part of the loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        out = self.layers(x).sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return slope.square().mean() + out.square()
+
+
+def batches(count: int) -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(5)
+    return [{"x": torch.randn(4, WIDTH, generator=draw)} for _ in range(count)]
+
+
+def managed(disk: Path, clipping: float = 0.0) -> tuple[Engine, ChunkedOptimizer]:
+    torch.manual_seed(0)
+    how = settings(host=BUDGET, disk=disk, chunk=CHUNK, clipping=clipping)
+    return make_engine(Squares, how)
+
+
+def ordinary() -> tuple[Squares, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    module = Squares()
+    return module, torch.optim.AdamW(module.parameters(), fused=True, **HYPER)
+
+
+def assert_same_weights(engine: Engine, module: nn.Module) -> None:
+    weights = engine.state_dict()
+    for name, weight in module.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_a_loss_with_a_gradient_in_it_trains_as_in_an_ordinary_loop(tmp_path: Path) -> None:
+    plain = run_plain(GradientPenalty, batches(4))
+    how = settings(host=4 * BUDGET, disk=tmp_path, chunk=CHUNK)
+    plain.assert_same(run_engine(GradientPenalty, batches(4), how))
+
+
+def test_clipping_sees_gradients_that_were_changed_in_place(tmp_path: Path) -> None:
+    engine, optimizer = managed(tmp_path, clipping=0.01)
+    module, plain = ordinary()
+    for batch in batches(3):
+        engine.backward(engine(**batch))
+        module(**batch).backward()
+        for trained in (engine, module):
+            for parameter in trained.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(7.0)
+        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+        optimizer.step()
+        plain.step()
+        plain.zero_grad()
+        assert engine.get_global_grad_norm() == norm.item()
+    assert_same_weights(engine, module)
+    engine.close()
+
+
+def test_set_on_a_parameter_changes_what_is_trained(tmp_path: Path) -> None:
+    engine, optimizer = managed(tmp_path)
+    module, plain = ordinary()
+    new = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(9)) / 8
+    with torch.no_grad():
+        for trained in (engine, module):
+            next(trained.parameters()).set_(new.clone())
+    for batch in batches(3):
+        loss, expected = engine(**batch), module(**batch)
+        engine.backward(loss)
+        optimizer.step()
+        expected.backward()
+        plain.step()
+        plain.zero_grad()
+        assert loss.item() == expected.item()
+    assert_same_weights(engine, module)
+    engine.close()
+
+
+def test_set_to_a_part_of_a_storage_is_refused(tmp_path: Path) -> None:
+    engine, _ = managed(tmp_path)
+    with torch.no_grad(), pytest.raises(ValueError, match="lives in a chunk"):
+        next(engine.parameters()).set_(torch.zeros(8).untyped_storage())
+    engine.close()
+
+
+def test_an_orthogonal_parametrization_is_built_into_chunks(tmp_path: Path) -> None:
+    def provide() -> nn.Module:
+        module = Squares(2)
+        nn.utils.parametrizations.orthogonal(module.layers[0])
+        return module
+
+    plain = run_plain(provide, batches(3))
+    how = settings(host=4 * BUDGET, disk=tmp_path, chunk=CHUNK)
+    plain.assert_same(run_engine(provide, batches(3), how))
+
+
+def test_a_parameter_group_that_comes_too_late_is_refused(tmp_path: Path) -> None:
+    engine, optimizer = managed(tmp_path)
+    with pytest.raises(ConfigError, match="param_groups"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    engine.close()
