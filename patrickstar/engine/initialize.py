@@ -113,6 +113,7 @@ def _assemble(
     state = ModelState(module, groups, settings.rule, specification, manager, home)
     _refuse_what_cannot_fit(state)
     _refuse_unmanaged(state)
+    _reserve_disk(state, settings)
     state.move_in(nursery)
     stepping = Stepping(
         state,
@@ -187,6 +188,15 @@ def _refuse_what_cannot_fit(state: ModelState) -> None:
             budget=account.capacity,
             smallest=smallest,
         )
+
+
+def _reserve_disk(state: ModelState, settings: RunSettings) -> None:
+    """Take the disk space that the whole state may need now, so that it cannot run out later."""
+    if settings.host_budget is None and settings.device_budget is None:
+        return  # nothing will ever leave memory
+    for tier in state.manager.tiers:
+        if isinstance(tier, DiskTier):
+            tier.spool.preallocate(state.total_bytes())
 
 
 def _refuse_unmanaged(state: ModelState) -> None:

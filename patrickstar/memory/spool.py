@@ -91,12 +91,12 @@ class Spool:
         return direct
 
     def preallocate(self, nbytes: int) -> None:
-        """Make sure that slots of `nbytes` bytes in total will fit.
+        """Make sure that slots of `nbytes` bytes in total fit, those in use included.
 
         Raises:
             SpoolError: the capacity or the disk is too small; the message says by how much.
         """
-        self._grow(self._used + nbytes)
+        self._grow(nbytes)
 
     def allocate(self, nbytes: int) -> Slot:
         """A slot of at least `nbytes` bytes."""

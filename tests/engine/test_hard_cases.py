@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.initialize import make_engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
-from patrickstar.errors import ConfigError
+from patrickstar.errors import ConfigError, SpoolError
 from tests.engine.training import HYPER, run_engine, run_plain, settings
 
 WIDTH, CHUNK, BUDGET = 32, 2048, 1 << 17
@@ -129,3 +130,9 @@ def test_a_parameter_group_that_comes_too_late_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="param_groups"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     engine.close()
+
+
+def test_a_disk_budget_below_the_state_is_refused_before_the_run(tmp_path: Path) -> None:
+    how = settings(host=BUDGET, chunk=CHUNK)
+    with pytest.raises(SpoolError, match=r"disk budget of .* is too small: .* are needed"):
+        make_engine(lambda: Squares(24), dataclasses.replace(how, disk=(tmp_path, 200_000)))
