@@ -15,14 +15,19 @@ from patrickstar.cli.loop import Initialize
 from patrickstar.cli.plan import plan
 from patrickstar.cli.train import train_command
 
+# \b keeps the lines as they are.
+_EXAMPLE = """\b
+Train a small model on the sources of your Python, and see whether a larger one fits:
+  patrickstar train
+  patrickstar plan --model gpt-1b --host-memory 4GiB --disk runs/spool
+"""
+
 
 def build_app(initialize: Initialize) -> typer.Typer:
     """The command line, training with `initialize`."""
     app = typer.Typer(
         name="patrickstar",
-        help="Train models bigger than the memory they run in.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -45,7 +50,9 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print and exit."),
     ] = False,
 ) -> None:
-    """Train models bigger than the memory they run in."""
+    pass
 
+
+_root.__doc__ = f"Train models bigger than the memory they run in.\n\n{_EXAMPLE}"
 
 app = build_app(patrickstar.initialize_engine)

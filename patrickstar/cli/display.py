@@ -1,7 +1,7 @@
 """What a person sees while a model trains, and at the end.
 
-On a terminal a progress bar with a line of memory under it; elsewhere plain lines, some for the
-start and then about twenty for the whole run, so that a log stays readable.
+On a terminal a progress bar with a bar of memory for every tier under it; elsewhere plain lines,
+some for the start and then about twenty for the whole run, so that a log stays readable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Protocol
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from patrickstar.cli.loop import MemoryReport, StepMetrics
 from patrickstar.cli.metrics import MetricsFile, Totals
@@ -41,17 +42,16 @@ def progress(console: Console, steps: int) -> Iterator[Show]:
         console=console,
     )
     task = bar.add_task("training", total=steps, loss="-", rate="-")
-    memory = Text("the first step measures what the model needs")
-    with Live(Group(bar, memory), console=console, refresh_per_second=8):
+    with Live(bar, console=console, refresh_per_second=8) as live:
 
         def show(metrics: StepMetrics, report: MemoryReport) -> None:
-            memory.plain = _usage(report)
             bar.update(
                 task,
                 completed=metrics.step,
                 loss=f"{metrics.loss:.4f}",
                 rate=f"{metrics.tokens_per_s:,.0f}",
             )
+            live.update(Group(bar, _bars(report)))
 
         yield show
 
@@ -69,6 +69,17 @@ def _plain_lines(console: Console, steps: int) -> Show:
             )
 
     return show
+
+
+def _bars(report: MemoryReport) -> Table:
+    """A row a tier: how much of its budget is in use. A tier without a budget has no bar."""
+    table = Table.grid(padding=(0, 1))
+    for name, usage in report.tiers.items():
+        budget = usage.budget
+        # rich takes a total of 0 for one that is unknown.
+        bar = "" if not budget else ProgressBar(total=budget, completed=usage.in_use, width=24)
+        table.add_row(f"{name:<6}", bar, _of(usage.in_use, budget))
+    return table
 
 
 def _usage(report: MemoryReport) -> str:

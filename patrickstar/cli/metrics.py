@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from patrickstar.cli.loop import MemoryReport, StepMetrics
-from patrickstar.errors import ConfigError
+from patrickstar.errors import ConfigError, PatrickStarError
 
 _LAST = 10
 
@@ -17,8 +17,10 @@ _LAST = 10
 class MetricsFile:
     """Writes every step to `path` as it comes, replacing what was there; None writes nothing.
 
+    Nothing is buffered, so that a run that is killed leaves the lines of all its steps.
+
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be opened for writing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -26,7 +28,7 @@ class MetricsFile:
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = None if path is None else path.open("w", buffering=1, encoding="utf-8")
+            self._file = None if path is None else path.open("wb", buffering=0)
         except OSError as error:
             raise ConfigError(
                 f"the metrics file {str(path)!r} cannot be written ({error.strerror}); "
@@ -34,8 +36,23 @@ class MetricsFile:
             ) from error
 
     def write(self, metrics: StepMetrics) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(dataclasses.asdict(metrics), allow_nan=False) + "\n")
+        """Append a line.
+
+        Raises:
+            PatrickStarError: the system does not take it; the lines before are in the file.
+        """
+        if self._file is None:
+            return
+        line = json.dumps(dataclasses.asdict(metrics), allow_nan=False).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise PatrickStarError(
+                f"the metrics file {str(self.path)!r} cannot be written any more at step "
+                f"{metrics.step} ({error.strerror}); make room or choose another place with "
+                "--metrics FILE"
+            ) from error
 
     def __enter__(self) -> MetricsFile:
         return self

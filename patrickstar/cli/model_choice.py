@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from patrickstar.errors import ConfigError
-from patrickstar.models import GPT, preset
+from patrickstar.errors import ConfigError, PatrickStarError
+from patrickstar.models import GPT, PRESETS, preset
 
+DEFAULT_MODEL = "gpt-tiny"
+LONGEST_DEFAULT_SEQUENCE = 512
 _BYTES = 256
 
 
@@ -38,6 +40,41 @@ class ModelChoice:
     positions: int | None
 
 
+def choose(model: str | None, hf_config: Path | None, *, checkpointing: bool) -> ModelChoice:
+    """What `--model` and `--hf-config` ask for; the smallest preset if neither is given.
+
+    Raises:
+        ConfigError: both are given, or the one that is cannot be used.
+    """
+    if hf_config is not None and model is not None:
+        raise ConfigError("--model and --hf-config exclude each other; give one of the two")
+    if hf_config is not None:
+        return from_hugging_face(hf_config, checkpointing=checkpointing)
+    return from_preset(model or DEFAULT_MODEL, checkpointing=checkpointing)
+
+
+def preset_names(started: str) -> list[str]:
+    """The presets whose names a shell may complete `started` to."""
+    return [name for name in PRESETS if name.startswith(started)]
+
+
+def sequence_length(asked: int | None, choice: ModelChoice) -> int:
+    """The tokens of a sequence: `asked`, or as many as the model takes, within reason.
+
+    Raises:
+        ConfigError: the model does not take as many.
+    """
+    longest = choice.positions
+    if asked is None:
+        return min(longest or LONGEST_DEFAULT_SEQUENCE, LONGEST_DEFAULT_SEQUENCE)
+    if longest is not None and asked > longest:
+        raise ConfigError(
+            f"--sequence-length {asked} is longer than the {longest} positions of {choice.name}; "
+            "shorten it"
+        )
+    return asked
+
+
 def from_preset(name: str, *, checkpointing: bool) -> ModelChoice:
     """The preset `name`.
 
@@ -51,7 +88,11 @@ def from_preset(name: str, *, checkpointing: bool) -> ModelChoice:
 
 
 def from_hugging_face(file: Path, *, checkpointing: bool) -> ModelChoice:
-    """The causal language model that the `config.json` in `file` describes, with random weights.
+    """The causal language model that a `config.json` describes, with random weights.
+
+    Args:
+        file: that file, or the folder it is in.
+        checkpointing: recompute activations in the backward, as the model itself does it.
 
     Raises:
         ConfigError: transformers is missing, or it cannot make a model of the file that reads
@@ -64,6 +105,8 @@ def from_hugging_face(file: Path, *, checkpointing: bool) -> ModelChoice:
             "--hf-config needs the package transformers; install it with "
             "`pip install 'patrickstar[hf]'`, or train a preset with --model"
         ) from error
+    if file.is_dir():
+        file = file / "config.json"
     config = _read(file, transformers)
     vocabulary = getattr(config, "vocab_size", None)
     if isinstance(vocabulary, int) and vocabulary < _BYTES:
@@ -75,9 +118,16 @@ def from_hugging_face(file: Path, *, checkpointing: bool) -> ModelChoice:
     def build() -> nn.Module:
         # In fp32, whatever the file says: the training precision comes from the config.
         auto: Any = transformers.AutoModelForCausalLM
-        model: Any = auto.from_config(config, dtype=torch.float32)
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        try:
+            model: Any = auto.from_config(config, dtype=torch.float32)
+            if checkpointing:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+        except PatrickStarError:
+            raise  # a budget that is too small for the model, say
+        except (ArithmeticError, AttributeError, ImportError, LookupError) as error:
+            raise _unusable(file, f"{type(error).__name__}: {error}") from error
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise _unusable(file, str(error)) from error
         return HuggingFaceCausalLM(model)
 
     positions = getattr(config, "max_position_embeddings", None)
@@ -89,24 +139,34 @@ def from_hugging_face(file: Path, *, checkpointing: bool) -> ModelChoice:
 def _read(file: Path, transformers: Any) -> Any:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        kind = content.pop("model_type")
-        config = transformers.AutoConfig.for_model(kind, **content)
     except OSError as error:
         raise ConfigError(
-            f"the Hugging Face config {str(file)!r} cannot be read ({error.strerror})"
+            f"the Hugging Face config {str(file)!r} cannot be read ({error.strerror}); "
+            "give a config.json or the folder it is in"
         ) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = 'it has no "model_type"' if isinstance(error, KeyError) else str(error)
-        raise ConfigError(
-            f"{str(file)!r} is no Hugging Face config that transformers can use: {what}. "
-            "Give the config.json of a causal language model"
-        ) from error
+    except ValueError as error:
+        raise _unusable(file, f"no JSON, {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise _unusable(file, 'it has no "model_type"')
+    kind = content.pop("model_type")
+    try:
+        config = transformers.AutoConfig.for_model(kind, **content)
+    except Exception as error:  # of the many classes that transformers and its parts have
+        raise _unusable(file, str(error)) from error
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
         raise ConfigError(
             f"{str(file)!r} describes a {kind!r}, which is no causal language model in "
             f"transformers {transformers.__version__}; choose one that is, such as gpt2 or llama"
         )
     return config
+
+
+def _unusable(file: Path, why: str) -> ConfigError:
+    why = " ".join(why.split()).rstrip(".")
+    return ConfigError(
+        f"{str(file)!r} is no Hugging Face config that transformers can use: {why}. "
+        "Give the config.json of a causal language model"
+    )
 
 
 class HuggingFaceCausalLM(nn.Module):

@@ -16,12 +16,20 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from patrickstar.cli.model_choice import ModelChoice, from_hugging_face, from_preset
+from patrickstar.cli.failure import reported
+from patrickstar.cli.model_choice import (
+    DEFAULT_MODEL,
+    LONGEST_DEFAULT_SEQUENCE,
+    ModelChoice,
+    choose,
+    preset_names,
+    sequence_length,
+)
 from patrickstar.cli.run_config import Overrides, micro_batch_size, run_config
 from patrickstar.config import load_config
 from patrickstar.engine.estimate import Estimate, MachineFacts, StepTime, estimate, step_time
 from patrickstar.engine.from_config import settings_from
-from patrickstar.errors import ConfigError, PatrickStarError
+from patrickstar.errors import ConfigError
 from patrickstar.memory.sizes import format_bytes
 
 _EXAMPLE = """\b
@@ -31,7 +39,12 @@ The same budgets as for `patrickstar train`, answered in seconds:
 
 
 def plan(
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Preset. [gpt-tiny]")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Preset. [{DEFAULT_MODEL}]", autocompletion=preset_names
+        ),
+    ] = None,
     hf_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Hugging Face config.json instead.")
     ] = None,
@@ -44,9 +57,15 @@ def plan(
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Sequences. [the config's, or 1]")
     ] = None,
-    sequence_length: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens a sequence.")
-    ] = 512,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--sequence-length",
+            metavar="N",
+            min=1,
+            help=f"Tokens. [the model's, {LONGEST_DEFAULT_SEQUENCE} at most]",
+        ),
+    ] = None,
     device_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Budget, such as 1GiB. [none]")
     ] = None,
@@ -64,21 +83,18 @@ def plan(
         typer.Option(metavar="FILE", help="Rates of a machine, to predict the step time. [none]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    try:
+    with reported(debug=debug):
         choice = _choose(model, hf_config, provider, checkpoint_activations)
         overrides = Overrides(batch_size, None, device_memory, host_memory, disk)
         settings = run_config(config, overrides)
-        batch = micro_batch_size(settings)
-        length = min(sequence_length, choice.positions or sequence_length)
-        tokens = torch.zeros(batch, length, dtype=torch.long, device="meta")
+        batch, length = micro_batch_size(settings), sequence_length(tokens, choice)
+        inputs = torch.zeros(batch, length, dtype=torch.long, device="meta")
         # Budgets are only read: planning makes no spool file.
         run = settings_from(load_config(settings))
-        found = estimate(choice.build, ((tokens, tokens), {}), run)
+        found = estimate(choice.build, ((inputs, inputs), {}), run)
         time = None if machine is None else step_time(found, _facts(machine))
-    except PatrickStarError as error:
-        print(f"patrickstar: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     if as_json:
         answer = dataclasses.asdict(found)
         if time is not None:
@@ -99,9 +115,7 @@ def _choose(
         raise ConfigError("--model, --hf-config and --provider exclude each other; give one")
     if provider is not None:
         return ModelChoice(provider, _import(provider), None)
-    if hf_config is not None:
-        return from_hugging_face(hf_config, checkpointing=checkpointing)
-    return from_preset(model or "gpt-tiny", checkpointing=checkpointing)
+    return choose(model, hf_config, checkpointing=checkpointing)
 
 
 def _import(name: str) -> Callable[[], nn.Module]:

@@ -6,7 +6,6 @@ This file is the surface, options and messages; what happens is in `model_choice
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -16,18 +15,23 @@ import typer
 from rich.console import Console
 
 from patrickstar.cli import display
+from patrickstar.cli.failure import reported
 from patrickstar.cli.loop import Initialize, training_steps
 from patrickstar.cli.metrics import MetricsFile, Totals
-from patrickstar.cli.model_choice import ModelChoice, from_hugging_face, from_preset
+from patrickstar.cli.model_choice import (
+    DEFAULT_MODEL,
+    LONGEST_DEFAULT_SEQUENCE,
+    ModelChoice,
+    choose,
+    preset_names,
+    sequence_length,
+)
 from patrickstar.cli.resident import peak_resident
 from patrickstar.cli.run_config import Overrides, micro_batch_size, run_config
 from patrickstar.data import Batches, Corpus, load_corpus
-from patrickstar.errors import ConfigError, PatrickStarError
 from patrickstar.memory.sizes import format_bytes
 from patrickstar.models import PRESETS
 
-DEFAULT_MODEL = "gpt-tiny"
-LONGEST_DEFAULT_SEQUENCE = 512
 _OTHERS = [name for name in PRESETS if name != DEFAULT_MODEL]
 # \b keeps the line as it is.
 _EXAMPLE = """\b
@@ -40,7 +44,11 @@ ConfigFile = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help=f"Preset. [{DEFAULT_MODEL}] Others: {', '.join(_OTHERS)}"),
+    typer.Option(
+        metavar="NAME",
+        help=f"Preset. [{DEFAULT_MODEL}] Others: {', '.join(_OTHERS)}",
+        autocompletion=preset_names,
+    ),
 ]
 HfConfig = Annotated[
     Path | None,
@@ -51,14 +59,17 @@ Data = Annotated[
     typer.Option(metavar="PATH", help="File or folder. [Python's standard library]"),
 ]
 StepCount = Annotated[int, typer.Option(metavar="N", min=1, help="Optimizer steps.")]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of weights and batches.")]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of weights, batches.")]
 BatchSize = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Sequences. [the config's, or 1]")
 ]
 SequenceLength = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help=f"Tokens. [the model's, {LONGEST_DEFAULT_SEQUENCE} at most]"
+        "--sequence-length",
+        metavar="N",
+        min=1,
+        help=f"Tokens. [the model's, {LONGEST_DEFAULT_SEQUENCE} at most]",
     ),
 ]
 LearningRate = Annotated[float | None, typer.Option(metavar="X", help="[the config's, or 3e-4]")]
@@ -89,7 +100,7 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
         steps: StepCount = 100,
         seed: Seed = 0,
         batch_size: BatchSize = None,
-        sequence_length: SequenceLength = None,
+        tokens: SequenceLength = None,
         learning_rate: LearningRate = None,
         checkpoint_activations: CheckpointActivations = False,
         device_memory: DeviceMemory = None,
@@ -99,63 +110,31 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
         debug: Debug = False,
     ) -> None:
         overrides = Overrides(batch_size, learning_rate, device_memory, host_memory, disk)
-        try:
-            choice = _choose(model, hf_config, checkpoint_activations)
+        with reported(debug=debug):
+            choice = choose(model, hf_config, checkpointing=checkpoint_activations)
             settings = run_config(config, overrides)
-            length = _length(sequence_length, choice)
+            batch, length = micro_batch_size(settings), sequence_length(tokens, choice)
             corpus = load_corpus(data)
-            batches = Batches(
-                corpus.tokens,
-                batch_size=micro_batch_size(settings),
-                sequence_length=length,
-                seed=seed,
-            )
+            batches = Batches(corpus.tokens, batch_size=batch, sequence_length=length, seed=seed)
             with MetricsFile(metrics) as file:
                 console = Console()
-                _announce(console, choice, corpus, micro_batch_size(settings), length)
+                _announce(console, choice, corpus, batch, length)
                 torch.manual_seed(seed)
                 engine, optimizer = initialize(model_provider=choice.build, config=settings)
                 totals = Totals(engine.memory_report())
                 try:
                     with display.progress(console, steps) as show:
                         for made in training_steps(engine, optimizer, batches, steps):
-                            file.write(made)
                             totals.add(made)
+                            file.write(made)
                             show(made, engine.memory_report())
                 finally:
                     engine.close()
                     if totals.steps:
                         display.summarise(console, totals, file, peak_resident())
-        except PatrickStarError as error:
-            if debug:
-                raise
-            print(f"patrickstar: {error}", file=sys.stderr)
-            raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
-        except KeyboardInterrupt:
-            print("patrickstar: interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
 
     train.__doc__ = f"Train a model on bytes under memory budgets.\n\n{_EXAMPLE}"
     return train
-
-
-def _choose(model: str | None, hf_config: Path | None, checkpointing: bool) -> ModelChoice:
-    if hf_config is not None and model is not None:
-        raise ConfigError("--model and --hf-config exclude each other; give one of the two")
-    if hf_config is not None:
-        return from_hugging_face(hf_config, checkpointing=checkpointing)
-    return from_preset(model or DEFAULT_MODEL, checkpointing=checkpointing)
-
-
-def _length(asked: int | None, choice: ModelChoice) -> int:
-    longest = choice.positions
-    if asked is None:
-        return min(longest or LONGEST_DEFAULT_SEQUENCE, LONGEST_DEFAULT_SEQUENCE)
-    if longest is not None and asked > longest:
-        raise ConfigError(
-            f"--sequence-length {asked} is longer than the {longest} positions of {choice.name}"
-        )
-    return asked
 
 
 def _announce(

@@ -8,6 +8,7 @@ read here comes out of the same memory that the budgets share out.
 from __future__ import annotations
 
 import os
+import stat
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ def load_corpus(path: str | os.PathLike[str] | None = None, limit: int = CORPUS_
         limit: most bytes to keep.
 
     Raises:
-        DataError: the path does not exist, the folder has no files, or one cannot be read.
+        DataError: the path does not exist or is neither file nor folder, the folder has no files,
+            or one cannot be read.
     """
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))
@@ -58,14 +60,33 @@ def load_corpus(path: str | os.PathLike[str] | None = None, limit: int = CORPUS_
                 "give text to train on with --data FILE_OR_FOLDER"
             )
     else:
+        source = os.fspath(path)
         root = Path(path)
-        source = str(root)
-        if not root.exists():
-            raise DataError(f"the data path {source!r} does not exist; give a file or a folder")
-        files = list(_walk(root)) if root.is_dir() else [root]
+        files = list(_walk(root)) if _is_folder(source) else [root]
         if not files:
             raise DataError(f"the data folder {source!r} has no files; give one that has text")
     return _read(files, source, limit)
+
+
+def _is_folder(path: str) -> bool:
+    """Whether `path` is a folder; refused if it is no file either."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError as error:
+        raise DataError(
+            f"the data path {path!r} does not exist; give a file or a folder"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            f"the data path {path!r} cannot be used ({why}); give a file or a folder"
+        ) from error
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise DataError(
+            f"the data path {path!r} is neither a file nor a folder but a device, pipe or socket; "
+            "write what comes out of it to a file first"
+        )
+    return stat.S_ISDIR(mode)
 
 
 def _walk(root: Path, skipped: Iterable[str] = ()) -> Iterator[Path]:
@@ -86,11 +107,11 @@ def _walk(root: Path, skipped: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def _read(files: list[Path], source: str, limit: int) -> Corpus:
-    buffer = bytearray(min(limit, sum(f.stat().st_size + 1 for f in files)))
+    sizes = [_size(path) for path in files]
+    buffer = bytearray(min(limit, sum(size + 1 for size in sizes)))
     view = memoryview(buffer)
     filled = used = left_out = 0
-    for path in files:
-        size = path.stat().st_size
+    for path, size in zip(files, sizes, strict=True):
         room = len(buffer) - filled
         left_out += max(0, size - room)
         if room == 0 or size == 0:
@@ -99,11 +120,22 @@ def _read(files: list[Path], source: str, limit: int) -> Corpus:
             with path.open("rb", buffering=0) as file:
                 filled += file.readinto(view[filled : filled + size]) or 0
         except OSError as error:
-            raise DataError(
-                f"the data file {str(path)!r} cannot be read ({error.strerror}); "
-                "check its permissions, or leave it out"
-            ) from error
+            raise _unreadable(path, error) from error
         used += 1
         filled = min(filled + 1, len(buffer))  # the zero that ends a file
     tokens = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0).byte()
     return Corpus(tokens[:filled], source, used, left_out)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the data file {str(path)!r} cannot be read ({error.strerror}); "
+        "check its permissions, or leave it out"
+    )

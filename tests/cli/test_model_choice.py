@@ -11,7 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from patrickstar.cli.model_choice import from_hugging_face, from_preset
+from patrickstar.cli.model_choice import (
+    ModelChoice,
+    from_hugging_face,
+    from_preset,
+    sequence_length,
+)
 from patrickstar.errors import ConfigError
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32}
@@ -78,13 +83,55 @@ def test_positions_and_checkpointing_come_through(tmp_path: Path) -> None:
         ({"model_type": "gpt-17"}, "gpt-17"),
         ({"model_type": "vit"}, "no causal language model"),
         ({**GPT2, "vocab_size": 100}, "vocab_size .* is 100"),
-        ([], "no Hugging Face config"),
+        ({**GPT2, "n_embd": "wide"}, "n_embd"),
+        ({"model_type": 3}, 'no "model_type"'),
+        ([], 'no "model_type"'),
     ],
 )
 def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path, config: Any, match: str) -> None:
     pytest.importorskip("transformers", reason="the extra `hf` is not installed")
     with pytest.raises(ConfigError, match=match):
         from_hugging_face(config_file(tmp_path, config), checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    "changes, match", [({"n_head": 3}, "divisible"), ({"activation_function": "no"}, "KeyError")]
+)
+def test_a_config_that_no_module_can_be_built_of_is_refused(
+    tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    choice = from_hugging_face(config_file(tmp_path, {**GPT2, **changes}), checkpointing=False)
+    with pytest.raises(ConfigError, match=match):
+        choice.build()
+
+
+def test_the_folder_of_a_config_is_as_good_as_its_file(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    file = config_file(tmp_path, GPT2)
+    assert from_hugging_face(tmp_path, checkpointing=False).name == f"gpt2 from {file}"
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="no JSON"):
+        from_hugging_face(tmp_path / "config.json", checkpointing=False)
+
+
+@pytest.mark.parametrize(
+    "asked, positions, expected",
+    [(None, 256, 256), (None, 2048, 512), (None, None, 512), (2048, 2048, 2048), (9, None, 9)],
+)
+def test_sequences_are_as_long_as_the_model_takes_within_reason(
+    asked: int | None, positions: int | None, expected: int
+) -> None:
+    assert sequence_length(asked, ModelChoice("any", torch.nn.Module, positions)) == expected
+
+
+def test_a_sequence_longer_than_the_model_takes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="65 is longer than the 64 positions"):
+        sequence_length(65, ModelChoice("any", torch.nn.Module, 64))
 
 
 def test_a_missing_config_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from patrickstar.cli import build_app
 from patrickstar.errors import BudgetError, PatrickStarError
 
-from .fake_engine import FakeInitialize
+from .fake_engine import FakeEngine, FakeInitialize
 
 FIELDS = "step loss lr grad_norm step_time_s tokens_per_s peak_bytes moved_bytes".split()
 
@@ -108,6 +108,29 @@ def test_a_diverged_run_fails_names_the_step_and_still_sums_up(tmp_path: Path, t
     assert initialize.engine is not None and initialize.engine.closed
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is full")
+def test_a_metrics_file_on_a_full_disk_fails_the_run_and_names_the_step(text: Path) -> None:
+    initialize = FakeInitialize()
+    result = train(initialize, text, "--metrics", "/dev/full")
+    assert result.exit_code == 1
+    assert "'/dev/full' cannot be written any more at step 1 (No space left" in result.stderr
+    assert initialize.engine is not None and initialize.engine.closed
+
+
+def test_every_step_is_in_the_metrics_file_before_the_next_begins(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    lines_seen: list[int] = []
+
+    def reset_peak(engine: FakeEngine) -> None:
+        lines_seen.append(len(metrics.read_text().splitlines()))
+
+    monkeypatch.setattr(FakeEngine, "reset_peak", reset_peak)
+    assert train(FakeInitialize(), text, "--metrics", metrics).exit_code == 0
+    assert lines_seen == [0, 1, 2]
+
+
 def test_an_error_is_one_paragraph_without_a_traceback(text: Path) -> None:
     error = BudgetError("the host budget is too small", tier="host", budget=1, smallest=2)
     result = train(FakeInitialize(error=error), text)
@@ -133,6 +156,7 @@ def test_an_interrupted_run_says_so(text: Path) -> None:
         (["--config", "absent.json"], 2, "absent.json"),
         (["--sequence-length", "257"], 2, "longer than the 256 positions of gpt-tiny"),
         (["--steps", "0"], 2, "--steps"),
+        (["--seed", str(2**64)], 2, "--seed"),
         (["--metrics", "/dev/null/metrics"], 2, "cannot be written"),
         (["--data", "nowhere"], 1, "'nowhere' does not exist"),
     ],
@@ -145,11 +169,17 @@ def test_what_cannot_be_is_refused_with_its_code(
     assert message in result.stderr
 
 
-def test_help_fits_a_screen_and_has_an_example() -> None:
-    result = CliRunner().invoke(build_app(FakeInitialize()), ["train", "--help"])
+@pytest.mark.parametrize("command", [[], ["train"], ["plan"]])
+def test_help_fits_a_screen_and_has_an_example(command: list[str]) -> None:
+    result = CliRunner().invoke(build_app(FakeInitialize()), [*command, "--help"])
     lines = result.stdout.splitlines()
     assert len(lines) <= 30 and max(map(len, lines)) <= 80
-    assert "    patrickstar train --model gpt-300m --host-memory 2GiB --disk runs/spool" in lines
+    assert any(line.startswith("    patrickstar ") for line in lines)
+
+
+def test_help_names_the_defaults() -> None:
+    result = CliRunner().invoke(build_app(FakeInitialize()), ["train", "--help"])
+    lines = result.stdout.splitlines()
     for default in ("[gpt-tiny]", "default: 100", "3e-4", "Python's standard library"):
         assert default in " ".join(lines)
 

@@ -54,6 +54,26 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
         load_corpus(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "path, why",
+    [
+        ("", "does not exist"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "null"),
+        ("/dev/null/text", "Not a directory"),
+    ],
+)
+def test_a_path_that_cannot_be_one_is_refused(path: str, why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        load_corpus(path)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=r"pipe' is neither a file nor a folder"):
+        load_corpus(tmp_path / "pipe")
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no files"):
         load_corpus(tmp_path)
