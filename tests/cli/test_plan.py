@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def test_what_fits_on_paper_fits_and_moves_as_much(tmp_path: Path) -> None:
         optimizer.step()
         moved.append(sum(engine.memory_report().moved.values()))
     engine.close()
-    # A busy machine can only make a step move more: what should have left waits for the disk.
-    a_step = min(b - a for a, b in itertools.pairwise(moved[1:]))
+    # Steps differ: what should have left in one may have to wait for the disk until the next.
+    a_step = statistics.median(b - a for a, b in itertools.pairwise(moved[1:]))
     assert a_step == pytest.approx(sum(found["moved"].values()), rel=0.25)
     assert found["state_bytes"] == engine._state.total_bytes()
 
