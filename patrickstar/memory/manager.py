@@ -300,7 +300,7 @@ class ChunkManager:
         if self._playback is None:
             self._recorder = Recorder()
             return False
-        self._playback.position, self._playback.strayed = -1, False
+        self._playback.restart()
         return True
 
     def segment(self, name: Hashable) -> bool:
@@ -368,7 +368,7 @@ class ChunkManager:
             return
         self._current = now
         if self._recorder is not None:
-            self._recorder.moment(now)
+            self._recorder.moment(now, self._held(now))
         if self._playback is not None:
             for action in self._playback.moment(now):
                 self._schedule(action)
@@ -377,6 +377,22 @@ class ChunkManager:
                 if self.ledger.tiers[tier].other != other:
                     self._expect_other(tier, other)
         self._pump()
+
+    def _held(self, now: tuple[Use, ...]) -> dict[int, tuple[int, ...]]:
+        """The chunks on each tier that are not used now and could not leave either."""
+        used = {(use.chunk, use.tier) for use in now}
+        held: dict[int, tuple[int, ...]] = {}
+        for tier in range(len(self.tiers)):
+            stuck = (
+                chunk
+                for chunk in self._chunks
+                if self.ledger.is_valid(chunk, tier)
+                and (chunk, tier) not in used
+                and self._is_in_use(chunk, tier)
+            )
+            if chunks := tuple(stuck):
+                held[tier] = chunks
+        return held
 
     def _expect_other(self, tier: int, nbytes: int) -> None:
         assert self._playback is not None
@@ -432,14 +448,16 @@ class ChunkManager:
         if chunk not in self._chunks or not self.ledger.is_valid(chunk, tier):
             del self._leaving[chunk, tier]
         elif (chunk, tier) not in self._kept and self._can_leave(chunk, tier):
-            if not self.ledger.is_dirty(chunk, tier):
+            if self._is_saved(chunk, tier):
                 del self._leaving[chunk, tier]
                 self._drop(chunk, tier)
             elif self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
                 self._try_save(chunk, tier)
 
     def _try_save(self, chunk: int, tier: int) -> None:
-        if not self.ledger.is_dirty(chunk, tier) or not self._can_leave(chunk, tier):
+        if not self.ledger.is_valid(chunk, tier) or not self._can_leave(chunk, tier):
+            return
+        if self._is_saved(chunk, tier):
             return
         entry = self.ledger.entry(chunk)
         if entry.copies[tier + 1] is CopyState.ABSENT and self._fits(tier + 1, entry.nbytes):
@@ -461,6 +479,11 @@ class ChunkManager:
             return False
         self._start(chunk, source, tier)
         return True
+
+    def _is_saved(self, chunk: int, tier: int) -> bool:
+        """Whether a slower tier has the contents too; a plan counts on that, not on faster ones."""
+        copies = self.ledger.entry(chunk).copies
+        return tier + 1 == len(copies) or CopyState.VALID in copies[tier + 1 :]
 
     def _fits(self, tier: int, nbytes: int) -> bool:
         return nbytes <= self.ledger.tiers[tier].room
@@ -682,7 +705,11 @@ class ChunkManager:
         """Make a chunk leave `tier`, saving it first if it is dirty; see `_bring` for the loop."""
         lower = tier + 1
         while self.ledger.is_valid(chunk, tier):
-            if not self.ledger.is_dirty(chunk, tier) and not self.ledger.entry(chunk).locks[tier]:
+            planned = (chunk, tier) in self._leaving
+            saved = (
+                self._is_saved(chunk, tier) if planned else not self.ledger.is_dirty(chunk, tier)
+            )
+            if saved and not self.ledger.entry(chunk).locks[tier]:
                 self._drop(chunk, tier)
             elif self.ledger.is_dirty(chunk, tier) and lower == len(self.tiers):
                 raise self._no_room(tier, self._chunks[chunk].nbytes, "a chunk would have to leave")

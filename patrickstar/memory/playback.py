@@ -2,38 +2,51 @@
 
 The run tells which uses come; the playback compares them with the trace and answers with what to do
 now. A run that skips moments (a dropped layer, an expert not chosen) is found again further on in
-the trace, one with moments of its own goes on unplanned until it meets the trace again. Either way
-it has *strayed*: measured memory cannot be trusted to the moment any more, and the largest of the
-segment is assumed from then on.
+the trace: at once if that is near, otherwise when the moment after agrees too, since a chunk that
+is merely used once more looks like its next use. One with moments of its own goes on unplanned
+until it meets the trace again. Either way it has *strayed*: measured memory cannot be trusted to
+the moment any more, and the largest of the trace is assumed from then on.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from patrickstar.memory.planner import Action, Plan
 from patrickstar.memory.trace import Use
 
-_SEARCH = 256  # moments to look ahead for a run that left the trace
+_NEAR = 8  # moments
 
 
 @dataclass
 class Playback:
-    """A position in a plan."""
+    """A position in a plan: the index of the moment that the run is in, -1 before the first.
+
+    Attributes:
+        strayed: whether the run has departed from the trace since it began.
+    """
 
     plan: Plan
     position: int = -1
     strayed: bool = False
-    _bounds: tuple[int, int | None] = (0, None)  # of the segment that runs, in moments
+    _guess: int | None = None
     _uses: dict[tuple[int, int], list[tuple[int, bool]]] = field(default_factory=dict, repr=False)
+    _moments: dict[tuple[Use, ...], list[int]] = field(default_factory=dict, repr=False)
+    _of_chunk: dict[int, list[int]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for index, moment in enumerate(self.plan.trace.moments):
+            self._moments.setdefault(moment.uses, []).append(index)
             for use in moment.uses:
                 entry = (index, use.access.reads)
                 self._uses.setdefault((use.chunk, use.tier), []).append(entry)
+                self._of_chunk.setdefault(use.chunk, []).append(index)
+
+    def restart(self) -> None:
+        """The iteration begins anew."""
+        self.position, self.strayed, self._guess = -1, False, None
 
     def next_use(self, chunk: int, tier: int) -> tuple[int | None, bool]:
         """Moments until the next use of `chunk` on `tier`, and whether that use reads it.
@@ -50,39 +63,59 @@ class Playback:
 
     def segment(self, name: Hashable) -> bool:
         """Note that the run begins a segment; False if the trace has another one here."""
-        segments = self.plan.trace.segments
-        for place, (first, expected) in enumerate(segments):
-            if first < self.position + 1:
-                continue
-            if expected == name:
-                following = segments[place + 1 :]
-                self._bounds = (first, following[0][0] if following else None)
-                return True
-            if not self.strayed:
-                return False
-        return False
+        expected = [n for first, n in self.plan.trace.segments if first >= self.position + 1]
+        if self.strayed:
+            return name in expected
+        return bool(expected) and expected[0] == name
 
     def moment(self, uses: Sequence[Use]) -> list[Action]:
         """The actions that begin with these uses."""
-        moments = self.plan.trace.moments
         now = tuple(uses)
-        for ahead in range(self.position + 1, min(self.position + 1 + _SEARCH, len(moments))):
-            if moments[ahead].uses == now:
-                self.strayed = self.strayed or ahead != self.position + 1
-                actions = [
-                    a for i in range(self.position + 1, ahead + 1) for a in self.plan.actions[i]
-                ]
-                self.position = ahead
-                return actions
+        for before in (self.position, self._guess):
+            if before is not None and self._uses_after(before) == now:
+                return self._go_to(self._after(before))
         self.strayed = True
+        self._guess = self._further_on(now)
+        if self._guess is not None and self._guess - self.position <= _NEAR:
+            return self._go_to(self._guess)
         return []
 
     def other(self, tier: int) -> int:
         """Bytes on `tier` that no chunk will own until the next moment."""
         trace = self.plan.trace
         if self.strayed:
-            return max(
-                (moment.other.get(tier, 0) for moment in trace.moments[slice(*self._bounds)]),
-                default=0,
-            )
+            return trace.peak_other(tier)
         return trace.moments[self.position].other.get(tier, 0) if self.position >= 0 else 0
+
+    def _after(self, position: int) -> int:
+        """The next moment with uses; where there are none, only memory was noted."""
+        moments = self.plan.trace.moments
+        position += 1
+        while position < len(moments) and not moments[position].uses:
+            position += 1
+        return position
+
+    def _uses_after(self, position: int) -> tuple[Use, ...] | None:
+        place, moments = self._after(position), self.plan.trace.moments
+        return moments[place].uses if place < len(moments) else None
+
+    def _further_on(self, now: tuple[Use, ...]) -> int | None:
+        places = self._moments.get(now, [])
+        place = bisect_right(places, self.position)
+        return places[place] if place < len(places) else None
+
+    def _go_to(self, position: int) -> list[Action]:
+        actions = [
+            action
+            for moment in range(self.position + 1, position + 1)
+            for action in self.plan.actions[moment]
+            if action.kind != "load" or not self._is_past(action.chunk, moment, position)
+        ]
+        self.position, self._guess = position, None
+        return actions
+
+    def _is_past(self, chunk: int, moment: int, position: int) -> bool:
+        """Whether a load that was due at `moment` was for a use before `position`."""
+        uses = self._of_chunk.get(chunk, [])
+        place = bisect_left(uses, moment)
+        return place < len(uses) and uses[place] < position

@@ -3,13 +3,19 @@
 A policy is a pure choice among candidates: no clock, no randomness, no state of its own, so a plan
 made from a trace and the run that follows it decide alike. Writing one takes a class with one
 method; `patrickstar.policy` in the config takes its name ("package.module:Class").
+
+A policy with a second method, `keep`, plans whole iterations itself; for any other the planner
+plays the iteration through and asks it at every moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from patrickstar.memory.gaps import Gaps
+from patrickstar.memory.keeping import choose_gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,18 @@ class Policy(Protocol):
     def choose(self, candidates: Sequence[Candidate]) -> Candidate: ...
 
 
+@runtime_checkable
+class WholeIterationPolicy(Protocol):
+    """A policy that also chooses for a whole iteration that is known in advance."""
+
+    def keep(self, gaps: Gaps, capacity: int) -> list[bool]:
+        """Whether the tier of `capacity` bytes keeps the chunk of each of `gaps.gaps`.
+
+        Together with `gaps.needed`, what is kept must fit at every moment.
+        """
+        ...
+
+
 class Fifo:
     """First in, first out."""
 
@@ -56,16 +74,19 @@ class Lru:
 
 
 class FurthestNextUse:
-    """The chunk whose absence is cheapest for the time it is away (Belady, with costs).
+    """The fewest bytes, as far as the future is known.
 
-    L. A. Belady, "A study of replacement algorithms for a virtual-storage computer" (1966), is
-    optimal for equal costs. Here leaving may cost a write and coming back a read, so a candidate
-    is worth the moments it frees its bytes for, divided by the bytes that moves. One that moves
-    nothing goes first. Without a known future this is `Lru`.
+    For an iteration that is known, see `keeping`. Moment by moment the chunk leaves whose absence
+    is cheapest for the time it is away (Belady, with costs): leaving may cost a write and coming
+    back a read, so a candidate is worth the moments it frees its bytes for, divided by the bytes
+    that moves. One that moves nothing goes first. Without a known future this is `Lru`.
     """
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
         return max(candidates, key=self._worth)
+
+    def keep(self, gaps: Gaps, capacity: int) -> list[bool]:
+        return choose_gaps(gaps, capacity).kept
 
     @staticmethod
     def _worth(candidate: Candidate) -> tuple[float, float, int]:

@@ -46,11 +46,14 @@ class Moment:
         uses: the chunks that must be there, and how they are used.
         other: peak bytes per tier that no chunk owns, until the next moment.
         blanked: chunks whose contents died before the next moment.
+        held: chunks per tier that could not have left, though this moment does not use them: an
+            outer use is still open, or something refers to their storage.
     """
 
     uses: tuple[Use, ...]
     other: dict[int, int] = field(default_factory=dict)
     blanked: tuple[int, ...] = ()
+    held: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,8 +83,8 @@ class Recorder:
     def segment(self, name: Hashable) -> None:
         self.trace.segments.append((len(self.trace.moments), name))
 
-    def moment(self, uses: Sequence[Use]) -> None:
-        self.trace.moments.append(Moment(tuple(uses), self._before_first))
+    def moment(self, uses: Sequence[Use], held: dict[int, tuple[int, ...]] | None = None) -> None:
+        self.trace.moments.append(Moment(tuple(uses), self._before_first, held=held or {}))
         self._before_first = {}
 
     def other(self, tier: int, nbytes: int) -> None:

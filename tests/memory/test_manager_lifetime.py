@@ -35,11 +35,11 @@ def work(folder: Path, *, close: bool) -> None:
         DiskTier("disk", Spool(folder)),
     ]
     manager = ChunkManager(tiers)
-    chunks = [manager.create(MIB // 32, torch.float32) for _ in range(20)]  # 128 KiB each
+    chunks = [manager.create(MIB // 32, torch.float32) for _ in range(12)]  # 128 KiB each
     views = [manager.tensor(chunk)[:10] for chunk in chunks]
     for chunk, view in zip(chunks, views, strict=True):
         manager.keep_view(chunk, view)
-    for _ in range(3):
+    for _ in range(2):
         manager.begin_iteration("same")
         for chunk in chunks:
             with manager.use([Use(chunk.id, Access.UPDATE)]):

@@ -1,0 +1,102 @@
+"""Exchanging what is kept for what is not, where that moves fewer bytes.
+
+A packing made in one go has room in odd places. Each turn here forces something in that was left
+out, lets go of what costs least for the room it gives back until everything fits again, keeps what
+fits besides, and undoes the whole if more bytes move than before (large neighbourhood search; P.
+Shaw, CP 1998). Choices are varied at random, from a fixed seed: the same trace gives the same plan.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from patrickstar.memory.packing import Bools, Floats, Packing
+
+_MOST_FORCED = 3
+_WORK = (
+    30_000_000  # gaps and moments looked at, at most; bounds the time to some tenths of a second
+)
+
+
+class Exchange:
+    """Improves `packing`, a feasible one.
+
+    Args:
+        possible: the gaps that fit at all.
+        bound: bytes that no choice can better; the search ends when it is reached.
+    """
+
+    def __init__(self, packing: Packing, possible: Bools, bound: float) -> None:
+        self._packing, self._possible, self._bound = packing, possible, bound
+        self._work = _WORK
+        self._random = np.random.default_rng(0)
+        self._lengths = (packing.last - packing.first).astype(np.float64)
+        self._density = packing.worth() / packing.sizes / self._lengths
+
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            if self._packing.moved - self._bound < 1 or self._work <= 0:
+                return
+            self._turn()
+
+    def start_over(self) -> None:
+        """Keep everything possible and let go of what must go: good where that is little."""
+        before, moved = self._packing.kept.copy(), self._packing.moved
+        self._packing.change_to(self._possible)
+        if self._fit(np.zeros(len(before), dtype=np.bool_), np.ones(len(before))):
+            self._fill(self._density)
+        if self._packing.room.min() < 0 or self._packing.moved > moved:
+            self._packing.change_to(before)
+            self._packing.moved = moved
+
+    def _turn(self) -> None:
+        packing = self._packing
+        out = np.flatnonzero(~packing.kept & self._possible)
+        if not len(out):
+            return
+        before, moved = packing.kept.copy(), packing.moved
+        forced = np.zeros(len(before), dtype=np.bool_)
+        for index in self._random.choice(out, size=1 + self._random.integers(_MOST_FORCED)):
+            episode = packing.episode[index]
+            forced[packing.members[episode] if episode >= 0 else index] = True
+        forced &= self._possible
+        packing.change_to(before | forced)
+        noise = self._random.uniform(0.7, 1.4, size=len(before))
+        fits = self._fit(forced, noise)
+        if fits:
+            self._fill(self._density * noise)
+        if not fits or packing.moved > moved + 0.5:
+            packing.change_to(before)
+            packing.moved = moved
+
+    def _fit(self, forced: Bools, noise: Floats) -> bool:
+        """Let go of gaps, but not of the forced ones, until nothing lacks room."""
+        packing = self._packing
+        while self._work > 0:
+            lack = np.maximum(0.0, -packing.room)
+            if not lack.any():
+                return True
+            self._work -= packing.length + len(packing.kept)
+            # Room that a gap gives where it lacks: what it has, but no more than what lacks.
+            bytes_, moments = _sums(lack), _sums((lack > 0).astype(np.float64))
+            first, last = packing.first, packing.last
+            relief = np.minimum(
+                bytes_[last] - bytes_[first], packing.sizes * (moments[last] - moments[first])
+            )
+            able = packing.kept & ~forced & (relief > 0)
+            if not able.any():
+                return False
+            cost = np.where(able, noise * (packing.loss() + 1.0) / np.maximum(relief, 1.0), np.inf)
+            packing.let_go(int(cost.argmin()))
+        return False
+
+    def _fill(self, density: Floats) -> None:
+        fit = np.flatnonzero(self._packing.which_fit())
+        self._packing.fill(fit[np.argsort(-density[fit], kind="stable")].tolist())
+
+
+def _sums(values: Floats) -> Floats:
+    """Sums up to each place of `values` twice over, so that spans may go round."""
+    total = np.zeros(2 * len(values) + 1)
+    np.cumsum(np.concatenate((values, values)), out=total[1:])
+    return total
