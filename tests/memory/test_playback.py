@@ -1,0 +1,98 @@
+"""Runs that follow their trace, leave it and find it again."""
+
+from __future__ import annotations
+
+from patrickstar.memory import Access, FurthestNextUse, Moment, Trace, Use, make_plan
+from patrickstar.memory.planner import Action
+from patrickstar.memory.playback import Playback
+
+SIZES = dict.fromkeys(range(20), 10)
+
+
+def there_and_back(chunks: int = 12, capacity: int | None = 40) -> Playback:
+    """Chunks read in order and in reverse."""
+    order = [*range(chunks), *reversed(range(chunks))]
+    moments = [Moment((Use(c, Access.READ),), {0: n}) for n, c in enumerate(order)]
+    trace = Trace(moments, [(0, "there"), (chunks, "back")])
+    return Playback(make_plan(trace, SIZES, [capacity, None], FurthestNextUse()))
+
+
+def use(chunk: int) -> tuple[Use, ...]:
+    return (Use(chunk, Access.READ),)
+
+
+def test_a_run_that_follows_its_trace_gets_every_action_once() -> None:
+    playback = there_and_back()
+    done: list[Action] = []
+    for moment in playback.plan.trace.moments:
+        done += playback.moment(moment.uses)
+    assert done == [action for actions in playback.plan.actions for action in actions]
+    assert not playback.strayed
+    playback.restart()
+    assert playback.moment(use(0)) == playback.plan.actions[0]
+
+
+def test_memory_of_a_moment_is_known_until_the_run_strays() -> None:
+    playback = there_and_back()
+    assert playback.other(0) == 0
+    playback.moment(use(0))
+    playback.moment(use(1))
+    assert playback.other(0) == 1
+    playback.moment((Use(19, Access.READ),))
+    assert playback.strayed
+    assert playback.other(0) == playback.plan.trace.peak_other(0) == 23
+
+
+def test_a_dropped_layer_is_passed_over_at_once() -> None:
+    playback = there_and_back()
+    playback.moment(use(0))
+    actions = playback.moment(use(3))
+    assert playback.position == 3
+    assert playback.strayed
+    assert all(a.kind != "load" or a.chunk not in (1, 2) for a in actions), "nobody needs these"
+
+
+def test_a_chunk_used_once_more_is_not_taken_for_its_next_use_far_away() -> None:
+    playback = there_and_back()
+    for chunk in (0, 1, 0, 2):
+        playback.moment(use(chunk))
+    assert playback.position == 2
+    playback.moment(use(3))
+    assert playback.position == 3
+
+
+def test_a_long_jump_is_believed_when_the_next_moment_agrees() -> None:
+    playback = there_and_back()
+    playback.moment(use(10))
+    assert playback.position == -1
+    playback.moment(use(11))
+    assert playback.position == 11
+
+
+def test_moments_of_its_own_leave_a_run_where_it_is() -> None:
+    playback = there_and_back()
+    playback.moment(use(0))
+    assert playback.moment((Use(18, Access.READ),)) == []
+    assert playback.position == 0
+    assert playback.moment(use(1)) == playback.plan.actions[1]
+
+
+def test_the_next_use_goes_round_at_the_end() -> None:
+    playback = there_and_back(4, None)
+    assert playback.next_use(2, 0) == (3, True)
+    for chunk in (0, 1, 2, 3, 3, 2, 1):
+        playback.moment(use(chunk))
+    assert playback.next_use(0, 0) == (1, True)
+    assert playback.next_use(3, 0) == (5, True)
+    assert playback.next_use(17, 0) == (None, True)
+
+
+def test_segments_are_those_of_the_trace_in_order() -> None:
+    playback = there_and_back()
+    assert playback.segment("there")
+    for chunk in range(12):
+        playback.moment(use(chunk))
+    assert playback.segment("back")
+    assert not playback.segment("again")
+    playback.restart()
+    assert not playback.segment("back")
