@@ -25,7 +25,7 @@ from patrickstar.memory.policy import Policy, WholeIterationPolicy
 from patrickstar.memory.rehearsal import keep_by_policy
 from patrickstar.memory.trace import Access, Trace, Use
 
-SPARE = 0.04  # of the bytes that do not fit, given up in addition for loads under way
+SPARE = 0.02  # of the bytes that do not fit, given up in addition for loads under way
 AHEAD = 16  # loads under way at once, at most
 
 

@@ -63,7 +63,7 @@ def test_a_gpt_that_is_updated_on_the_host_on_three_tiers(device: int, host: int
 
 
 def test_loads_begin_ahead_of_their_use_where_there_is_room() -> None:
-    trace, sizes = gpt_trace(24)
+    trace, sizes = gpt_trace(96)  # large enough that the loads of a moment are a small share
     capacities = [int(0.4 * sum(sizes.values())), None]
     early = make_plan(trace, sizes, capacities, FurthestNextUse())
     late = make_plan(trace, sizes, capacities, FurthestNextUse(), prefetch=False)
@@ -78,6 +78,6 @@ def test_loads_begin_ahead_of_their_use_where_there_is_room() -> None:
         )
 
     assert waiting(late) == late.loaded[0]
-    assert waiting(early) < 0.35 * early.loaded[0]
+    assert waiting(early) < 0.2 * early.loaded[0]
     moved = early.loaded[0] + early.saved[0]
     assert moved <= 1.05 * (late.loaded[0] + late.saved[0])
