@@ -17,7 +17,7 @@ from patrickstar.cli.train import train_command
 
 # \b keeps the lines as they are.
 _EXAMPLE = """\b
-Train a small model on Python's own sources, and see whether a larger one fits:
+Train a small model on Python's own sources; see whether a larger one fits:
   patrickstar train
   patrickstar plan --model gpt-1b --host-memory 4GiB --disk runs/spool
 """
