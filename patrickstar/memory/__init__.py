@@ -1,6 +1,7 @@
 """The chunk memory manager: a library of its own, without modules, optimizers or process groups."""
 
-from patrickstar.memory.manager import Chunk, ChunkManager, MemoryReport, TierUsage
+from patrickstar.memory.chunk import Chunk, MemoryReport, TierUsage
+from patrickstar.memory.manager import ChunkManager
 from patrickstar.memory.planner import Plan, make_plan
 from patrickstar.memory.policy import Candidate, Fifo, FurthestNextUse, Lru, Policy
 from patrickstar.memory.sizes import format_bytes, parse_bytes

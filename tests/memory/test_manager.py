@@ -286,8 +286,7 @@ def test_a_prefetched_chunk_is_there_without_waiting(manager: ChunkManager) -> N
     manager.evict(chunk)
     manager.prefetch(chunk)
     moved = manager.report().moved.get("disk->host", 0)
-    while manager._in_flight:
-        manager._wait_for_one()
+    manager.settle()
     assert on_host(manager, chunk)
     assert moved == 0
     assert value_of(manager, chunk) == 7

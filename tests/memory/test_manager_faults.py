@@ -106,7 +106,7 @@ def test_a_prefetch_that_fails_is_reported_at_the_next_access_and_loses_nothing(
     manager.evict(chunk)
     disk.sick = fails(errno.EIO)
     manager.prefetch(chunk)
-    while not manager._threads._done.qsize():
+    while not manager._residency._threads._done.qsize():
         pass
     with pytest.raises(SpoolError):
         value_of(manager, other)

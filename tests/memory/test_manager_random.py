@@ -50,7 +50,7 @@ class Run:
         self.failing = failing
         self.failures = 0
         self.manager = ChunkManager(tiers, policy=policy(), prefetch=prefetch)
-        self.manager._threads.close()
+        self.manager._residency._threads.close()
         self.threads = Adversary(
             self.manager,
             late=lambda: self.random.random() < 0.7,
@@ -60,7 +60,7 @@ class Run:
         )
         for tier in tiers:
             self.make_flaky(tier)
-        self.manager._threads = self.threads  # type: ignore[assignment]
+        self.manager._residency._threads = self.threads  # type: ignore[assignment]
         self.chunks: dict[int, Chunk] = {}
         self.model: dict[int, torch.Tensor] = {}
         self.held: dict[int, list[torch.Tensor]] = {}  # views of chunks that a caller keeps
@@ -237,7 +237,7 @@ class Run:
         if tier == 0:
             stuck |= set(self.held) | set(self.promised)
         largest = max(chunk.nbytes for chunk in self.chunks.values())
-        playback = self.manager._playback
+        playback = self.manager._iterations.playback
         expected = playback.plan.trace.peak_other(tier) if playback is not None else 0
         need = sum(self.chunks[c].nbytes for c in stuck) + max(account.other + grown, expected)
         passing = largest * (1 + len(uses)) if tier else 0  # what passes on its way down or up
@@ -297,7 +297,7 @@ class Run:
 
     def check(self) -> None:
         """Books, pages and contents agree, and budgets are kept."""
-        for chunk in set(self.last_words) - set(self.manager._dying):
+        for chunk in set(self.last_words) - set(self.manager._mover._dying):
             del self.last_words[chunk]  # nobody held it, or it was used again
         ledger, manager = self.manager.ledger, self.manager
         loading = {(p.transfer.chunk, p.transfer.target) for p in self.threads.pending}

@@ -29,12 +29,11 @@ class Moved:
     """Bytes per iteration and pair of tiers."""
 
     def __init__(self, manager: ChunkManager) -> None:
-        self.manager, self.before = manager, dict(manager._moved)
+        self.manager, self.before = manager, dict(manager._residency.moved)
 
     def since(self) -> dict[tuple[int, int], int]:
-        while self.manager._in_flight:  # so that what one iteration began counts there
-            self.manager._wait_for_one(loads=False)
-        now = dict(self.manager._moved)
+        self.manager.settle()  # so that what one iteration began counts there
+        now = dict(self.manager._residency.moved)
         moved = {key: now[key] - self.before.get(key, 0) for key in now}
         self.before = now
         return moved

@@ -1,0 +1,271 @@
+"""Deciding what moves: bringing chunks where they are needed, and making room for them.
+
+Two things move chunks. A *need* is served now: `bring` and `make_room` wait for transfers and let
+the policy choose who leaves. A *plan* is followed when there is room: loads and departures are
+queued in the order they were decided, and `pump` starts what can be started without waiting.
+
+After every wait the next step is chosen anew: while one chunk is waited for, others may move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from patrickstar.errors import BudgetError
+from patrickstar.memory.iterations import Iterations
+from patrickstar.memory.ledger import CopyState
+from patrickstar.memory.planner import Action
+from patrickstar.memory.policy import Candidate, Policy
+from patrickstar.memory.residency import Residency
+from patrickstar.memory.sizes import format_bytes
+
+
+class Mover:
+    """Moves chunks between tiers, inside the budgets.
+
+    Args:
+        iterations: knows when chunks are used next, if the iteration is planned.
+
+    Attributes:
+        kept: places, as pairs of chunk and tier, that the current access was promised.
+    """
+
+    def __init__(self, residency: Residency, policy: Policy, iterations: Iterations) -> None:
+        self.residency, self.ledger = residency, residency.ledger
+        self._policy, self._iterations = policy, iterations
+        self.kept: frozenset[tuple[int, int]] = frozenset()
+        # Copies that are to come and to go, by chunk and tier, in the order this was decided.
+        self._loads: dict[tuple[int, int], None] = {}
+        self._leaving: dict[tuple[int, int], None] = {}
+        self._dying: dict[int, None] = {}  # released, but something still refers to them
+
+    # Following a plan
+
+    def schedule(self, action: Action) -> None:
+        """Queue what a plan says."""
+        key = (action.chunk, action.tier)
+        if action.chunk not in self.residency.chunks:
+            return
+        if action.kind == "load":
+            self._leaving.pop(key, None)
+            self._loads[key] = None
+        elif action.kind == "evict":
+            self._loads.pop(key, None)
+            self._leaving[key] = None
+        else:
+            self._try_save(*key)
+
+    def expect(self, chunk: int, tier: int) -> None:
+        """Queue a load."""
+        self._loads[chunk, tier] = None
+
+    def keep(self, places: frozenset[tuple[int, int]]) -> None:
+        """These are needed now: nothing queued applies to them any more."""
+        self.kept = places
+        for place in places:
+            self._leaving.pop(place, None)
+            self._loads.pop(place, None)
+
+    def forget_plan(self) -> None:
+        self._loads.clear()
+        self._leaving.clear()
+
+    def pump(self, *, loads: bool = True) -> None:
+        """Finish what is done and start what can be started, without waiting."""
+        while self.residency.finish_one(wait=False):
+            pass
+        self.bury()
+        for key in list(self._leaving):
+            self._try_leave(*key)
+        while loads and self._loads:
+            chunk, tier = next(iter(self._loads))
+            if chunk in self.residency.chunks and not self._try_load(chunk, tier):
+                break
+            del self._loads[chunk, tier]
+
+    def _try_leave(self, chunk: int, tier: int) -> None:
+        if chunk not in self.residency.chunks or not self.ledger.is_valid(chunk, tier):
+            del self._leaving[chunk, tier]
+        elif (chunk, tier) not in self.kept and self.residency.can_leave(chunk, tier):
+            if self.residency.is_saved(chunk, tier):
+                del self._leaving[chunk, tier]
+                self.residency.drop(chunk, tier)
+            elif self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
+                self._try_save(chunk, tier)
+
+    def _try_save(self, chunk: int, tier: int) -> None:
+        there = self.ledger.is_valid(chunk, tier) and self.residency.can_leave(chunk, tier)
+        if not there or self.residency.is_saved(chunk, tier):
+            return
+        entry = self.ledger.entry(chunk)
+        absent = entry.copies[tier + 1] is CopyState.ABSENT
+        if absent and self.residency.fits(tier + 1, entry.nbytes):
+            self.residency.start(chunk, tier, tier + 1)
+
+    def _try_load(self, chunk: int, tier: int) -> bool:
+        """Whether there is nothing left to do for this load."""
+        if self.ledger.state(chunk, tier) is not CopyState.ABSENT or self.ledger.is_blank(chunk):
+            return True
+        if self.ledger.is_being_written(chunk):
+            return False
+        source = self.ledger.source(chunk, tier)
+        assert source is not None
+        if source > tier + 1:
+            if self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
+                self._try_load(chunk, tier + 1)
+            return False
+        if not self.residency.fits(tier, self.residency.nbytes(chunk)):
+            return False
+        self.residency.start(chunk, source, tier)
+        return True
+
+    # Released contents
+
+    def let_die(self, chunk: int) -> None:
+        """Released contents stay as long as something refers to them."""
+        self._dying[chunk] = None
+
+    def is_dying(self, chunk: int) -> bool:
+        return chunk in self._dying
+
+    def revive(self, chunk: int) -> None:
+        """The chunk is used again, or its contents are gone."""
+        self._dying.pop(chunk, None)
+
+    def bury(self) -> bool:
+        """Give up released contents that nothing refers to any more; whether there were any."""
+        dead = [
+            chunk
+            for chunk in self._dying
+            if not self.residency.is_moving(chunk) and not self.residency.is_in_use(chunk, 0)
+        ]
+        for chunk in dead:
+            del self._dying[chunk]
+            self.residency.blank(chunk)
+        return bool(dead)
+
+    # Serving a need
+
+    def bring(self, chunk: int, tier: int) -> None:
+        """Copy a chunk with contents to `tier`, one tier at a time."""
+        nbytes = self.residency.nbytes(chunk)
+        while not self.ledger.is_valid(chunk, tier):
+            source = self.ledger.source(chunk, tier)
+            if self.ledger.state(chunk, tier) is CopyState.LOADING or source is None:
+                self.wait_for_one()
+            elif source > tier + 1:
+                self.bring(chunk, tier + 1)
+            elif not self.residency.fits(tier, nbytes):
+                self._free_some(tier, nbytes)
+            else:
+                self.residency.start(chunk, source, tier)
+
+    def make_room(self, need: Mapping[int, int], what: str = "a chunk needs") -> None:
+        """Evict until `need` bytes, by tier, fit; waits for transfers when nothing can leave.
+
+        Raises:
+            BudgetError: what is there cannot leave. No contents are lost.
+        """
+        fits = self.residency.fits
+        while lacking := [tier for tier, nbytes in need.items() if not fits(tier, nbytes)]:
+            self._free_some(lacking[0], need[lacking[0]], what)
+
+    def evict(self, chunk: int, tier: int) -> None:
+        """Make a chunk leave `tier`, saving it first if it has to be."""
+        lower = tier + 1
+        nbytes = self.residency.nbytes(chunk)
+        while self.ledger.is_valid(chunk, tier):
+            planned = (chunk, tier) in self._leaving
+            dirty = self.ledger.is_dirty(chunk, tier)
+            saved = self.residency.is_saved(chunk, tier) if planned else not dirty
+            if saved and not self.ledger.entry(chunk).locks[tier]:
+                self.residency.drop(chunk, tier)
+            elif dirty and lower == len(self.residency.tiers):
+                raise self._no_room(tier, nbytes, "a chunk would have to leave")
+            elif self.residency.is_moving(chunk):
+                self.wait_for_one(loads=False)
+            elif not self.residency.fits(lower, nbytes):
+                self._free_some(lower, nbytes)
+            else:
+                self.residency.start(chunk, tier, lower)
+
+    def wait_for_one(self, *, loads: bool = True) -> None:
+        """Wait until some transfer ends, and start what that makes possible."""
+        self.residency.finish_one(wait=True)
+        self.pump(loads=loads)
+
+    def settle(self, chunk: int) -> None:
+        """Wait until no transfer of `chunk` is under way."""
+        while self.residency.is_moving(chunk):
+            self.wait_for_one()
+
+    def _free_some(self, tier: int, nbytes: int, what: str = "a chunk needs") -> None:
+        """One step towards `nbytes` of room on `tier`: a chunk leaves, or a transfer ends.
+
+        Chunks that the plan lets leave go first, even if their saving has to be waited for: any
+        other choice would move more.
+        """
+        if self.bury():
+            return
+        leaving = [
+            chunk
+            for chunk in self.ledger.evictable(tier)
+            if (chunk, tier) not in self.kept and self.residency.can_leave(chunk, tier)
+        ]
+        if tier + 1 == len(self.residency.tiers):
+            leaving = [chunk for chunk in leaving if not self.ledger.is_dirty(chunk, tier)]
+        planned = [chunk for chunk in leaving if (chunk, tier) in self._leaving]
+        in_flight = self.residency.in_flight
+        if not planned and in_flight and self._is_leaving(tier):
+            self.wait_for_one(loads=False)
+        elif leaving:
+            self._evict_one_of(planned or leaving, tier)
+        elif in_flight:
+            self.wait_for_one(loads=False)
+        else:
+            raise self._no_room(tier, nbytes, what)
+
+    def _evict_one_of(self, chunks: Sequence[int], tier: int) -> None:
+        """Evict the policy's choice, or another if the tier below has no room for that."""
+        candidates = [self._candidate(chunk, tier) for chunk in chunks]
+        while True:
+            chosen = self._policy.choose(candidates)
+            try:
+                self.evict(chosen.chunk, tier)
+                return
+            except BudgetError:
+                candidates = [c for c in candidates if not c.dirty or c.nbytes < chosen.nbytes]
+                if not candidates:
+                    raise
+
+    def _is_leaving(self, tier: int) -> bool:
+        """Whether a chunk that the plan lets leave `tier` is being saved."""
+        return any(
+            at == tier and chunk in self.residency.chunks and self.ledger.entry(chunk).locks[tier]
+            for chunk, at in self._leaving
+        )
+
+    def _candidate(self, chunk: int, tier: int) -> Candidate:
+        entry = self.ledger.entry(chunk)
+        return Candidate(
+            chunk,
+            entry.nbytes,
+            self.ledger.is_dirty(chunk, tier),
+            entry.loaded_at[tier],
+            entry.used_at[tier],
+            *self._iterations.next_use(chunk, tier),
+        )
+
+    def _no_room(self, tier: int, nbytes: int, what: str) -> BudgetError:
+        account = self.ledger.tiers[tier]
+        smallest = account.in_use + nbytes
+        assert account.capacity is not None
+        return BudgetError(
+            f"the {account.name} budget of {format_bytes(account.capacity)} is too small: {what} "
+            f"{format_bytes(nbytes)} while {format_bytes(account.in_use)} cannot leave. "
+            f"The smallest budget that gets past this point is {format_bytes(smallest)} "
+            f"({smallest} bytes)",
+            tier=account.name,
+            budget=account.capacity,
+            smallest=smallest,
+        )

@@ -1,0 +1,92 @@
+"""The tensors over chunks, and who refers to them.
+
+A chunk's buffer on a memory tier never changes its address, so tensors over it are made once and
+kept. A *permanent view* (a parameter) may refer to the storage while the chunk is away; any other
+reference is somebody who might still read: autograd in the middle of an operator, a recomputed
+activation, a view in a local variable. The reference count of the storage is the truth about that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from patrickstar.memory.chunk import Chunk
+from patrickstar.memory.tiers import CpuTier, Tier
+
+
+class ChunkTensors:
+    """Flat tensors by chunk and tier, and the permanent views of those on tier 0."""
+
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        self._tiers = tiers
+        self._tensors: dict[tuple[int, int], torch.Tensor] = {}
+        self._references: dict[int, int] = {}  # of the storage on tier 0, by permanent views
+        self._views: dict[int, weakref.finalize[Any, Any]] = {}
+        self._storages: set[int] = set()
+        self._chunk_of_storage: dict[int, int] = {}
+
+    def get(self, chunk: Chunk, tier: int) -> torch.Tensor:
+        """The flat tensor over `chunk` on a memory tier."""
+        found = self._tensors.get((chunk.id, tier))
+        if found is None:
+            home = self._tiers[tier]
+            assert isinstance(home, CpuTier), "only memory tiers have tensors"
+            buffer = home.buffer(chunk.id, chunk.nbytes)
+            # Known before a tensor is made over it: whoever watches operators must not count it.
+            storage = buffer.storage
+            self._storages.add(storage._cdata)
+            found = buffer.tensor(chunk.dtype, chunk.numel)
+            self._tensors[chunk.id, tier] = found
+            if tier == 0:
+                self._chunk_of_storage[storage._cdata] = chunk.id
+                self._references[chunk.id] = _use_count(storage)
+        return found
+
+    def forget(self, chunk: int) -> None:
+        """The chunk is gone for good."""
+        for tier in range(len(self._tiers)):
+            tensor = self._tensors.pop((chunk, tier), None)
+            if tensor is not None:
+                storage = tensor.untyped_storage()._cdata
+                self._storages.discard(storage)
+                self._chunk_of_storage.pop(storage, None)
+        self._references.pop(chunk, None)
+
+    def chunk_of(self, storage: int) -> int | None:
+        """The chunk whose tier-0 storage has this C++ address, if any."""
+        return self._chunk_of_storage.get(storage)
+
+    def owns(self, storage: int) -> bool:
+        """Whether the storage with this C++ address belongs to a chunk on any tier."""
+        return storage in self._storages
+
+    def keep_view(self, chunk: Chunk, view: torch.Tensor) -> None:
+        """`view` lies in the tier-0 tensor for good, or until it moves to another chunk."""
+        self.get(chunk, 0)  # so that its references are counted before the view is
+        left = self._views.pop(id(view), None)
+        if left is not None:
+            left()
+        self._references[chunk.id] += 1
+        end = weakref.finalize(view, self._view_died, id(view), chunk.id)
+        end.atexit = False
+        self._views[id(view)] = end
+
+    def is_referenced(self, chunk: int) -> bool:
+        """Whether anything but permanent views refers to the chunk's tier-0 storage."""
+        tensor = self._tensors.get((chunk, 0))
+        return tensor is not None and (
+            _use_count(tensor.untyped_storage()) > self._references[chunk]
+        )
+
+    def _view_died(self, view: int, chunk: int) -> None:
+        self._views.pop(view, None)
+        if chunk in self._references:
+            self._references[chunk] -= 1
+
+
+def _use_count(storage: torch.UntypedStorage) -> int:
+    return int(torch._C._storage_Use_Count(storage._cdata))
