@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from patrickstar.engine.home import ChunkHome
-from patrickstar.engine.parameter import ManagedParameter, manage, release
+from patrickstar.engine.parameter import ManagedParameter, ManagedView, manage, release
 from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, Use
@@ -130,9 +131,34 @@ def _into(nursery: Nursery) -> Iterator[None]:
 
     handle = register_module_parameter_registration_hook(hook)
     try:
-        yield
+        with _parameters_from_chunks():
+            yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def _parameters_from_chunks() -> Iterator[None]:
+    """`nn.Parameter(p)` and `nn.Parameter(p.data)` work for a `p` that lies in a chunk already.
+
+    Reparametrizations (weight norm, say) make their parameters so. `nn.Parameter` takes tensors of
+    classes other than torch's own for exotic ones and refuses them or keeps their class; here the
+    new parameter starts with a copy of the contents, and gets a place of its own when it is
+    registered.
+    """
+    plain: Any = nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) in (ManagedParameter, ManagedView):
+            with torch.no_grad():
+                data = data.clone()
+        return plain(cls, data, requires_grad)
+
+    nn.Parameter.__new__ = new  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Parameter.__new__ = plain  # type: ignore[method-assign]
 
 
 def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn.Module:

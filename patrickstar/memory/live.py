@@ -34,10 +34,13 @@ class LiveStorages:
         self._seen: dict[int, int] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Count the storage under `tensor` until it dies."""
-        if tensor.device.type != self._device_type:
-            return
-        storage = tensor.untyped_storage()
+        """Count the storages under `tensor` until they die."""
+        if tensor.device.type == self._device_type:
+            for part in strided_parts(tensor):
+                self._add(part)
+
+    def _add(self, part: torch.Tensor) -> None:
+        storage = part.untyped_storage()
         key = storage._cdata
         if key in self._seen or self._is_managed(key):
             return
@@ -78,15 +81,35 @@ def _bytes_made(func: Any, args: Any, kwargs: Any) -> int:
     returns = [r for r in func._schema.returns if r.alias_info is None]
     if not returns:
         return 0  # works in place
+    if func is torch.ops.aten._to_dense.default:  # no meta kernel, and far more than went in
+        return int(args[0].numel() * args[0].element_size())
     try:
         inputs = tree_map_only(torch.Tensor, _as_meta, (args, kwargs))
         inputs[1].update({"device": "meta"} if "device" in inputs[1] else {})
         made = func(*inputs[0], **inputs[1])
     except Exception:
         # No meta kernel, or a size that depends on the data: take what went in as the measure.
-        leaves = tree_leaves((args, kwargs))
-        return sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
-    return sum(t.nbytes for t in tree_leaves(made) if isinstance(t, torch.Tensor))
+        return _bytes_of((args, kwargs))
+    return _bytes_of(made)
+
+
+def _bytes_of(tree: Any) -> int:
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return sum(part.nbytes for tensor in tensors for part in strided_parts(tensor))
+
+
+def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The ordinary tensors that `tensor` is made of: itself, or indices and values if sparse."""
+    layout = tensor.layout
+    if layout is torch.strided:
+        return (tensor,)
+    if layout is torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    return ()  # opaque to us, such as oneDNN's
 
 
 def _as_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -99,3 +99,17 @@ def test_sizes_that_depend_on_data_are_estimated_by_what_goes_in() -> None:
         found = x.nonzero()
     assert found.tolist() == [[1], [3]]
     assert watched.announced == [x.nbytes]
+
+
+def test_sparse_tensors_are_counted_by_their_indices_and_values() -> None:
+    watched = Watched()
+    indices, values = torch.tensor([[0, 2, 5]]), torch.ones(3, 8)
+    with watched.mode:
+        made = torch.sparse_coo_tensor(indices, values, (100, 8)) * 2
+        assert watched.live.nbytes >= made._indices().nbytes + made._values().nbytes
+        dense = made.to_dense()
+    assert dense.nbytes == 3200
+    assert 3200 in watched.announced
+    del made, dense, indices, values
+    gc.collect()
+    assert watched.live.nbytes == 0
