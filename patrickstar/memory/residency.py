@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from patrickstar.errors import ChunkStateError
 from patrickstar.memory.chunk import Chunk
+from patrickstar.memory.copying import prepare_copy
 from patrickstar.memory.heap import ProcessHeap
 from patrickstar.memory.ledger import CopyState, Ledger
+from patrickstar.memory.pinned import PinnedTier
 from patrickstar.memory.tensors import ChunkTensors
-from patrickstar.memory.tiers import CpuTier, Tier, copy
+from patrickstar.memory.tiers import CpuTier, Tier
 from patrickstar.memory.transfer import Completion, Transfer, TransferThreads
 
 
@@ -39,7 +41,7 @@ class Residency:
         self.in_flight = 0
         self.moved: dict[tuple[int, int], int] = {}
         self._threads = TransferThreads(threads)
-        budgets = [tier.capacity for tier in tiers if isinstance(tier, CpuTier)]
+        budgets = [tier.capacity for tier in tiers if isinstance(tier, CpuTier | PinnedTier)]
         self._cpu_budget = sum(budget or 0 for budget in budgets)
         self._heap = None if None in budgets else ProcessHeap()
         self._process, self._closed = os.getpid(), False
@@ -127,7 +129,8 @@ class Residency:
             self.ledger.fail_load(chunk, source, target)
             raise
         self.settle_tier(target)
-        self._threads.start(Transfer(chunk, source, target), lambda: copy(chunk, nbytes, from_, to))
+        work = prepare_copy(chunk, nbytes, from_, to)
+        self._threads.start(Transfer(chunk, source, target), work)
         self.in_flight += 1
 
     def finish_one(self, *, wait: bool) -> bool:

@@ -1,7 +1,7 @@
 """The tensors over chunks, and who refers to them.
 
-A chunk's buffer on a memory tier never changes its address, so tensors over it are made once and
-kept. A *permanent view* (a parameter) may refer to the storage while the chunk is away; any other
+On tier 0 tensors over a chunk stay good while it comes and goes, so they are made once and kept. A
+*permanent view* (a parameter) may refer to the storage while the chunk is away; any other
 reference is somebody who might still read: autograd in the middle of an operator, a recomputed
 activation, a view in a local variable. The reference count of the storage is the truth about that.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from patrickstar.memory.chunk import Chunk
-from patrickstar.memory.tiers import CpuTier, Tier
+from patrickstar.memory.tiers import MemoryTier, Tier
 
 
 class ChunkTensors:
@@ -26,34 +26,30 @@ class ChunkTensors:
         self._tensors: dict[tuple[int, int], torch.Tensor] = {}
         self._references: dict[int, int] = {}  # of the storage on tier 0, by permanent views
         self._views: dict[int, weakref.finalize[Any, Any]] = {}
-        self._storages: set[int] = set()
         self._chunk_of_storage: dict[int, int] = {}
 
     def get(self, chunk: Chunk, tier: int) -> torch.Tensor:
         """The flat tensor over `chunk` on a memory tier."""
         found = self._tensors.get((chunk.id, tier))
-        if found is None:
-            home = self._tiers[tier]
-            assert isinstance(home, CpuTier), "only memory tiers have tensors"
-            buffer = home.buffer(chunk.id, chunk.nbytes)
-            # Known before a tensor is made over it: whoever watches operators must not count it.
-            storage = buffer.storage
-            self._storages.add(storage._cdata)
-            found = buffer.tensor(chunk.dtype, chunk.numel)
-            self._tensors[chunk.id, tier] = found
-            if tier == 0:
-                self._chunk_of_storage[storage._cdata] = chunk.id
-                self._references[chunk.id] = _use_count(storage)
-        return found
+        if found is not None:
+            return found
+        home = self._tiers[tier]
+        assert isinstance(home, MemoryTier), "only memory tiers have tensors"
+        made = home.tensor(chunk.id, chunk.nbytes, chunk.dtype, chunk.numel)
+        if home.fixed:
+            self._tensors[chunk.id, tier] = made
+        if tier == 0:
+            storage = made.untyped_storage()
+            self._chunk_of_storage[storage._cdata] = chunk.id
+            self._references[chunk.id] = _use_count(storage)
+        return made
 
     def forget(self, chunk: int) -> None:
         """The chunk is gone for good."""
         for tier in range(len(self._tiers)):
             tensor = self._tensors.pop((chunk, tier), None)
             if tensor is not None:
-                storage = tensor.untyped_storage()._cdata
-                self._storages.discard(storage)
-                self._chunk_of_storage.pop(storage, None)
+                self._chunk_of_storage.pop(tensor.untyped_storage()._cdata, None)
         self._references.pop(chunk, None)
 
     def chunk_of(self, storage: int) -> int | None:
@@ -62,7 +58,7 @@ class ChunkTensors:
 
     def owns(self, storage: int) -> bool:
         """Whether the storage with this C++ address belongs to a chunk on any tier."""
-        return storage in self._storages
+        return any(tier.owns(storage) for tier in self._tiers if isinstance(tier, MemoryTier))
 
     def keep_view(self, chunk: Chunk, view: torch.Tensor) -> None:
         """`view` lies in the tier-0 tensor for good, or until it moves to another chunk."""

@@ -1,14 +1,15 @@
 """Where chunks can be: memory and disk behind one small interface.
 
 A tier gives a chunk a place (`take`), takes it back (`give_back`) and knows nothing of states or
-budgets, which are the ledger's. `copy` moves one chunk's bytes between two tiers and is called on a
-transfer thread.
+budgets, which are the ledger's. Those of memory have tensors over their places. What is here serves
+machines without an accelerator; `accelerator` and `pinned` are the tiers of those with one, and
+`copying` has the ways between tiers.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -46,21 +47,51 @@ class Tier(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class MemoryTier(Tier, Protocol):
+    """A tier whose chunks operators can work on.
+
+    Attributes:
+        fixed: whether a tensor over a chunk stays good when the chunk leaves and comes again.
+    """
+
+    fixed: bool
+
+    def tensor(self, chunk: int, nbytes: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """A flat tensor over the place of `chunk`; a `fixed` tier may be asked at any time."""
+        ...
+
+    def owns(self, storage: int) -> bool:
+        """Whether the storage with this C++ address is one of this tier's places."""
+        ...
+
+
 class CpuTier:
-    """CPU memory over recycled pages."""
+    """CPU memory over recycled pages, under addresses that never change."""
+
+    fixed = True
 
     def __init__(self, name: str, capacity: int | None) -> None:
         self.name = name
         self.capacity = capacity
         self._arena = PageArena()
         self._buffers: dict[int, Buffer] = {}
+        self._storages: set[int] = set()
 
     def buffer(self, chunk: int, nbytes: int) -> Buffer:
         """The permanent buffer of `chunk`, reserved at the first call."""
         found = self._buffers.get(chunk)
         if found is None:
             found = self._buffers[chunk] = self._arena.reserve(nbytes)
+            # Known before a tensor is made over it: whoever watches operators must not count it.
+            self._storages.add(found.storage._cdata)
         return found
+
+    def tensor(self, chunk: int, nbytes: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        return self.buffer(chunk, nbytes).tensor(dtype, numel)
+
+    def owns(self, storage: int) -> bool:
+        return storage in self._storages
 
     def take(self, chunk: int, nbytes: int, *, zero: bool) -> None:
         self._arena.commit(self.buffer(chunk, nbytes), zero=zero)
@@ -71,6 +102,7 @@ class CpuTier:
     def forget(self, chunk: int) -> None:
         buffer = self._buffers.pop(chunk, None)
         if buffer is not None:
+            self._storages.discard(buffer.storage._cdata)
             self._arena.discard(buffer)
 
     def settle(self, chunks: int, other: int) -> None:
@@ -111,23 +143,3 @@ class DiskTier:
 
     def close(self) -> None:
         self.spool.close()
-
-
-def copy(chunk: int, nbytes: int, source: Tier, target: Tier) -> None:
-    """Copy the `nbytes` bytes of `chunk` from one tier to another; both have a place for it."""
-    if isinstance(source, CpuTier) and isinstance(target, DiskTier):
-        target.spool.write(target.slots[chunk], source.view(chunk, nbytes))
-    elif isinstance(source, DiskTier) and isinstance(target, CpuTier):
-        source.spool.read(source.slots[chunk], target.view(chunk, nbytes))
-    elif isinstance(source, CpuTier) and isinstance(target, CpuTier):
-        from_, to = source.buffer(chunk, nbytes), target.buffer(chunk, nbytes)
-        ctypes.memmove(to.address, from_.address, nbytes)
-    else:
-        raise AssertionError(f"no way from {source.name} to {target.name}")
-
-
-def flat_tensor(
-    tier: CpuTier, chunk: int, nbytes: int, dtype: torch.dtype, numel: int
-) -> torch.Tensor:
-    """The flat tensor over a chunk's permanent buffer on a memory tier."""
-    return tier.buffer(chunk, nbytes).tensor(dtype, numel)

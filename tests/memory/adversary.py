@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from patrickstar.errors import SpoolError
+from patrickstar.memory.accelerator import AcceleratorTier
 from patrickstar.memory.manager import ChunkManager
+from patrickstar.memory.pinned import PinnedTier
 from patrickstar.memory.tiers import CpuTier, DiskTier
 from patrickstar.memory.transfer import Completion, Transfer
 
@@ -21,7 +23,9 @@ from patrickstar.memory.transfer import Completion, Transfer
 def contents(manager: ChunkManager, chunk: int, tier: int) -> bytes:
     """The bytes of a chunk's place on a tier, whatever the books say of them."""
     home, nbytes = manager.tiers[tier], manager.chunk(chunk).nbytes
-    if isinstance(home, CpuTier):
+    if isinstance(home, AcceleratorTier):
+        return home._bytes[chunk].clone().numpy().tobytes()  # numpy locks a size
+    if isinstance(home, CpuTier | PinnedTier):
         return bytes(home.view(chunk, nbytes))
     assert isinstance(home, DiskTier)
     arena = CpuTier("scratch", None)

@@ -30,7 +30,10 @@ from patrickstar.memory import (
     Tier,
     Use,
 )
+from patrickstar.memory.accelerator import AcceleratorTier
 from patrickstar.memory.ledger import CopyState
+from patrickstar.memory.pinned import PinnedTier, page_lock
+from patrickstar.memory.tiers import MemoryTier
 from tests.memory.adversary import Adversary, contents
 
 PAGE = 4096
@@ -144,7 +147,7 @@ class Run:
 
     def some_uses(self) -> list[Use]:
         count = min(self.random.choice([1, 1, 2, 3]), len(self.chunks))
-        memory = [t for t, home in enumerate(self.manager.tiers) if isinstance(home, CpuTier)]
+        memory = [t for t, home in enumerate(self.manager.tiers) if isinstance(home, MemoryTier)]
         return [
             Use(c, self.random.choice(list(Access)), self.random.choice([0, 0, *memory]))
             for c in self.random.sample(sorted(self.chunks), count)
@@ -259,7 +262,7 @@ class Run:
                 Use(c, steps.choice(list(Access)), steps.choice([0, 0, 0, 1]))
                 for c in steps.sample(chunks, count)
             ]
-            memory = [t for t, home in enumerate(self.manager.tiers) if isinstance(home, CpuTier)]
+            memory = [t for t, home in enumerate(self.manager.tiers) if isinstance(home, MemoryTier)]
             uses = [u if u.tier in memory else Use(u.chunk, u.access) for u in uses]
             other = steps.choice([0, 0, 1, 2]) * PAGE
             if not planned and self.random.random() < 0.8:
@@ -313,6 +316,13 @@ class Run:
                 if account.capacity is not None:
                     physical = arena.committed_bytes + arena.parked_bytes + account.other
                     assert physical <= account.capacity
+            elif isinstance(home, PinnedTier):
+                assert set(home._used) == set(taken)
+                if account.capacity is not None:
+                    assert account.in_use + home.parked_bytes <= account.capacity
+            elif isinstance(home, AcceleratorTier):
+                held = sum(t.untyped_storage().nbytes() for t in home._bytes.values())
+                assert held == account.chunks
             else:
                 assert isinstance(home, DiskTier)
                 assert set(home.slots) == set(taken)
@@ -352,10 +362,17 @@ def tiers_of(kind: str, sizes: tuple[int, int], folder: Any) -> list[Tier]:
         return [CpuTier("host", fast), DiskTier("disk", Spool(folder))]
     if kind == "device+host":
         return [CpuTier("device", fast), CpuTier("host", None)]
-    return [CpuTier("device", fast), CpuTier("host", slow), DiskTier("disk", Spool(folder))]
+    device: Tier = CpuTier("device", fast)
+    host: Tier = CpuTier("host", slow)
+    if kind == "accelerator+pinned+disk":
+        device = AcceleratorTier("device", fast, torch.device("cpu"))
+        host = PinnedTier("host", slow, page_lock(torch.device("cpu")))
+    return [device, host, DiskTier("disk", Spool(folder))]
 
 
-@pytest.mark.parametrize("kind", ["host+disk", "device+host", "device+host+disk"])
+@pytest.mark.parametrize(
+    "kind", ["host+disk", "device+host", "device+host+disk", "accelerator+pinned+disk"]
+)
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.tuples(st.integers(3, 14), st.integers(9, 24)),
