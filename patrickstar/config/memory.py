@@ -93,7 +93,8 @@ class Memory(Section):
 
     device: Size = honoured(
         None,
-        'budget of the device, such as `"8GiB"` or bytes; null or auto: none of its own',
+        'budget of the device, such as `"8GiB"` or bytes; null or auto: most of what an '
+        "accelerator has free; on a CPU, none of its own",
     )
     host: Size = honoured(None, "budget of CPU memory; null or auto: no limit")
     disk: Annotated[Disk | None, BeforeValidator(_disk)] = honoured(
@@ -104,6 +105,9 @@ class Memory(Section):
 class PatrickStar(Section):
     """``patrickstar``."""
 
+    device: str = honoured(
+        "auto", 'where to compute: "auto" is the accelerator if there is one; "cpu", "cuda:0", ...'
+    )
     memory: Memory = honoured(Memory(), "memory budgets per tier")
     chunk_size: Annotated[int | Literal["auto"], BeforeValidator(_elements)] = honoured(
         "auto", "elements of a chunk; auto wastes least for the model"

@@ -34,7 +34,7 @@ class Nursery:
     def __init__(
         self, manager: ChunkManager, home: ChunkHome, piece_size: int = DEFAULT_PIECE_SIZE
     ) -> None:
-        self._manager, self._home, self._piece_size = manager, home, piece_size
+        self.manager, self._home, self._piece_size = manager, home, piece_size
         memory = [tier for tier in manager.tiers if isinstance(tier, CpuTier)]
         budgets = [tier.capacity for tier in memory if tier.capacity is not None]
         # A thirty-second of the tightest budget, in fp32.
@@ -53,13 +53,13 @@ class Nursery:
             return
         numel = parameter.numel()
         chunk, offset = self._place(parameter.dtype, numel)
-        flat = self._manager.tensor(chunk)
+        flat = self.manager.tensor(chunk)
         stride = parameter.stride() if _is_dense(parameter) else None
         data = view_of(flat, offset, parameter.shape, stride)
-        with self._manager.use([Use(chunk.id, Access.UPDATE)]):
+        with self.manager.use([Use(chunk.id, Access.UPDATE)]):
             data.copy_(parameter.detach())
         manage(parameter, data, self._home)
-        self._manager.keep_view(chunk, parameter)
+        self.manager.keep_view(chunk, parameter)
 
     def readopt(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
         """A managed parameter was given data of another shape or dtype."""
@@ -78,7 +78,7 @@ class Nursery:
         return chunk, end
 
     def _new(self, dtype: torch.dtype, numel: int) -> Chunk:
-        chunk = self._manager.create(max(numel, ALIGN), dtype, "construction")
+        chunk = self.manager.create(max(numel, ALIGN), dtype, "construction")
         self.chunks.append(chunk)
         return chunk
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 
@@ -93,11 +92,6 @@ class DeepSpeedNames:
     def global_samples(self) -> int:
         """Samples trained on so far."""
         return self.global_steps * self.train_batch_size()
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs belong."""
-        return torch.device("cpu")
 
     @property
     def global_rank(self) -> int:

@@ -116,7 +116,9 @@ class Engine(DeepSpeedNames, nn.Module):
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
         try:
-            with self._segments.backward(), self._saved.hooks():
+            # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
+            one_thread = torch.autograd.set_multithreading_enabled(False)
+            with self._segments.backward(), self._saved.hooks(), one_thread:
                 torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
         except BudgetError as error:
             raise self._refusal(error) from error
@@ -166,6 +168,11 @@ class Engine(DeepSpeedNames, nn.Module):
 
     def reset_peak(self) -> None:
         self._state.manager.ledger.reset_peak()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes, and where its inputs belong."""
+        return self._segments.device
 
     @property
     def memory(self) -> ChunkManager:

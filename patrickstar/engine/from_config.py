@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from patrickstar.config import Config
+from patrickstar.engine.device import device_named
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.precision import Precision
 from patrickstar.errors import ConfigError
@@ -54,6 +55,7 @@ def settings_from(config: Config) -> RunSettings:
         round_masters=ours.deepspeed_exact,
         exact=ours.deepspeed_exact,
         piece_size=ours.piece_size,
+        device=device_named(ours.device),
         skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
         make_scheduler=(
             None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +12,20 @@ import torch
 from torch import nn
 
 from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
+from patrickstar.engine.device import allocated_peak, free_budget, move_unmanaged
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.optimizer import ChunkedOptimizer
-from patrickstar.engine.pieces import PiecedParameter
+from patrickstar.engine.pieces import PiecedParameter, rehome
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState, StateSpecification
 from patrickstar.engine.stepping import Stepping
 from patrickstar.errors import BudgetError, ConfigError
 from patrickstar.memory import ChunkManager, CpuTier, DiskTier, Policy, Spool, Tier, format_bytes
+from patrickstar.memory.accelerator import AcceleratorTier
+from patrickstar.memory.pinned import PinnedTier, page_lock
 from patrickstar.optim import UpdateRule
 
 ParamGroups = Callable[[nn.Module], Sequence[Mapping[str, Any]]]
@@ -50,6 +53,7 @@ class RunSettings:
     skip_overflow: bool = False
     piece_size: int = DEFAULT_PIECE_SIZE
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    device: torch.device | None = None  # an accelerator; None computes in CPU memory
 
 
 def make_engine(
@@ -58,13 +62,6 @@ def make_engine(
     param_groups: ParamGroups | None = None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     """Build the model into chunks and wrap it."""
-    if torch.accelerator.is_available():
-        warnings.warn(
-            "this version computes on the CPU; the accelerator "
-            f"({torch.accelerator.current_accelerator()}) is not used, and a device budget stands "
-            "for a share of CPU memory",
-            stacklevel=3,
-        )
     manager = ChunkManager(
         make_tiers(settings),
         policy=settings.policy,
@@ -81,9 +78,15 @@ def make_engine(
 def make_tiers(settings: RunSettings) -> list[Tier]:
     """The tiers of a run, fastest first."""
     tiers: list[Tier] = []
-    if settings.device_budget is not None:
-        tiers.append(CpuTier("device", settings.device_budget))
-    tiers.append(CpuTier("host", settings.host_budget))
+    device, budget = settings.device, settings.device_budget
+    if device is not None:
+        budget = free_budget(device) if budget is None else budget
+        tiers.append(AcceleratorTier("device", budget, device))
+        tiers.append(PinnedTier("host", settings.host_budget, page_lock(device)))
+    else:
+        if budget is not None:
+            tiers.append(CpuTier("device", budget))
+        tiers.append(CpuTier("host", settings.host_budget))
     if settings.disk is not None:
         tiers.append(DiskTier("disk", Spool(*settings.disk)))
     return tiers
@@ -96,25 +99,19 @@ def _assemble(
     manager: ChunkManager,
 ) -> tuple[Engine, ChunkedOptimizer]:
     home = ChunkHome(manager)
-    nursery = Nursery(manager, home, settings.piece_size)
-    module = build(provider, nursery)
-    settings.precision.cast_buffers(module)
-    base = sum(buffer.nbytes for buffer in module.buffers())
-    manager.set_other(0, base)
-    groups = parameter_groups(module, settings, param_groups)
-    specification = StateSpecification(
-        settings.precision.dtype,
-        settings.grad_dtype,
-        settings.precision.low,
-        settings.round_masters,
-        settings.chunk_limit,
-        settings.host_budget,
-    )
-    state = ModelState(module, groups, settings.rule, specification, manager, home)
-    _refuse_what_cannot_fit(state)
-    _refuse_unmanaged(state)
-    _reserve_disk(state, settings)
-    state.move_in(nursery)
+    with _nursery(manager, home, settings) as nursery:
+        module = build(provider, nursery)
+        settings.precision.cast_buffers(module)
+        if settings.device is not None:
+            move_unmanaged(module, settings.device)
+        base = sum(buffer.nbytes for buffer in module.buffers())
+        manager.set_other(0, base)
+        groups, state = _lay_out(module, settings, param_groups, manager, home)
+        state.move_in(nursery)
+        if settings.device is not None:
+            for parameter in module.parameters():
+                if isinstance(parameter, PiecedParameter):
+                    rehome(parameter, home, settings.device)
     stepping = Stepping(
         state,
         settings.precision,
@@ -124,7 +121,8 @@ def _assemble(
     )
     gradients = Gradients(state, stepping.collected)
     home.on_write = _mark_changed(state, gradients)
-    segments = Segments(manager, "cpu", base)
+    device = settings.device or torch.device("cpu")
+    segments = Segments(manager, device, base, allocated_peak(device))
     engine = Engine(
         module, state, gradients, segments, settings.precision, settings.accumulation_steps
     )
@@ -141,6 +139,50 @@ def _assemble(
     if settings.make_scheduler is not None:
         engine.schedule_with(settings.make_scheduler(optimizer))
     return engine, optimizer
+
+
+@contextmanager
+def _nursery(manager: ChunkManager, home: ChunkHome, settings: RunSettings) -> Iterator[Nursery]:
+    """Where the model is built: in CPU memory always, so that its random numbers are the CPU's.
+
+    A run that computes on an accelerator builds in a manager of its own, which has half of the
+    host budget until the weights have moved out.
+    """
+    if settings.device is None:
+        yield Nursery(manager, home, settings.piece_size)
+        return
+    budget = None if settings.host_budget is None else settings.host_budget // 2
+    tiers: list[Tier] = [CpuTier("host", budget)]
+    if settings.disk is not None:
+        tiers.append(DiskTier("disk", Spool(*settings.disk)))
+    with closing(ChunkManager(tiers)) as building:
+        host = home.host_tier
+        manager.set_other(host, budget or 0)
+        yield Nursery(building, ChunkHome(building), settings.piece_size)
+        manager.set_other(host, 0)
+
+
+def _lay_out(
+    module: nn.Module,
+    settings: RunSettings,
+    param_groups: ParamGroups | None,
+    manager: ChunkManager,
+    home: ChunkHome,
+) -> tuple[list[dict[str, Any]], ModelState]:
+    groups = parameter_groups(module, settings, param_groups)
+    specification = StateSpecification(
+        settings.precision.dtype,
+        settings.grad_dtype,
+        settings.precision.low,
+        settings.round_masters,
+        settings.chunk_limit,
+        settings.host_budget,
+    )
+    state = ModelState(module, groups, settings.rule, specification, manager, home)
+    _refuse_what_cannot_fit(state)
+    _refuse_unmanaged(state)
+    _reserve_disk(state, settings)
+    return groups, state
 
 
 def parameter_groups(

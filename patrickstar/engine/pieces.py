@@ -132,14 +132,14 @@ class _Lookup(torch.autograd.Function):
         ctx.save_for_backward(index)
         ctx.rows, ctx.padding = piece.shape[0], padding
         if not index.numel():
-            return torch.empty(0, piece.shape[1], dtype=piece.dtype)
+            return torch.empty(0, piece.shape[1], dtype=piece.dtype, device=index.device)
         home: ChunkHome = piece._home
         chunk, offset = home.place(piece)
         tier = home.host_tier
         with home.manager.use([Use(chunk, Access.READ, tier)]):
             flat = home.manager.tensor(home.manager.chunk(chunk), tier)
             table = flat[offset : offset + piece.numel()].view(piece.shape)
-            return F.embedding(index, table)
+            return F.embedding(index.to(table.device), table).to(index.device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
@@ -199,7 +199,9 @@ def _data(func: Any, parameter: PiecedParameter, *value: Any) -> Any:
 
 def _detached(func: Any, parameter: PiecedParameter) -> PiecedParameter:
     """The same pieces under another name that autograd does not follow."""
-    placeholder = torch.empty((), dtype=parameter.dtype).expand(parameter.shape)
+    with _PLAIN():
+        placeholder = torch.empty((), dtype=parameter.dtype, device=parameter.device)
+    placeholder = placeholder.expand(parameter.shape)
     other = nn.Parameter(placeholder, requires_grad=False)
     _become_pieced(other, parameter.pieces, parameter.starts, parameter._home)
     return other  # type: ignore[return-value]
@@ -211,6 +213,14 @@ def _become_pieced(
     parameter.__class__ = PiecedParameter
     assert isinstance(parameter, PiecedParameter)
     parameter.pieces, parameter.starts, parameter._home = pieces, starts, home
+
+
+def rehome(parameter: PiecedParameter, home: ChunkHome, device: torch.device) -> None:
+    """The pieces have moved to chunks of `home`, whose operators run on `device`."""
+    with _PLAIN():
+        placeholder = torch.empty((), dtype=parameter.dtype, device=device)
+        parameter.data = placeholder.expand(parameter.shape)
+    parameter._home = home
 
 
 def _grad(func: Any, parameter: PiecedParameter, *value: Any) -> Any:

@@ -79,7 +79,7 @@ class SavedTensors:
                     raise _changed(f"parameter {view.slot.name!r}")
         self._manager.access((view.use,))
         storage = self._manager.tensor(self._manager.chunk(view.use.chunk)).untyped_storage()
-        made = torch.empty(0, dtype=view.dtype)
+        made = torch.empty(0, dtype=view.dtype, device=storage.device)
         return made.set_(storage, view.offset, view.shape, view.stride)
 
 

@@ -40,7 +40,7 @@ from patrickstar.engine.contents import (
     other_tensors,
 )
 from patrickstar.engine.state import AlignedChunks
-from patrickstar.memory import Access, Chunk, Use
+from patrickstar.memory import Access, Chunk, CpuTier, Use
 
 
 def wanted_weights(training: Training, *, frozen: bool = True) -> list[Wanted]:
@@ -237,8 +237,8 @@ class Wanted:
             flat = manager.tensor(chunk, training.state.update_tier)
             yield view_of(flat, slot.offset, slot.shape, slot.stride)
             return
-        # Where it is quickest to read; on the tier that updates run on otherwise.
-        fast = manager.ledger.is_valid(chunk.id, 0)
+        # Where it is quickest to read, if that is CPU memory; where updates run otherwise.
+        fast = manager.ledger.is_valid(chunk.id, 0) and isinstance(manager.tiers[0], CpuTier)
         tier = 0 if fast else training.state.update_tier
         with manager.use([Use(chunk.id, Access.READ, tier)]):
             yield view_of(manager.tensor(chunk, tier), slot.offset, slot.shape, slot.stride)

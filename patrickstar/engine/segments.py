@@ -8,7 +8,7 @@ two steps is an iteration of its own, so evaluation neither spoils a plan nor ne
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,13 +25,23 @@ class Segments:
     """Tells `manager` where iterations and their segments begin and end.
 
     Args:
+        device: whose memory the compute tier is.
         base: bytes on the compute tier that are always there and no chunk owns (buffers).
+        allocated_peak: the most bytes that the device gave out since the last call, if it tells.
     """
 
-    def __init__(self, manager: ChunkManager, device_type: str, base: int) -> None:
+    def __init__(
+        self,
+        manager: ChunkManager,
+        device: torch.device,
+        base: int,
+        allocated_peak: Callable[[], int] | None = None,
+    ) -> None:
         self._manager = manager
         self.base = base
-        self._live = LiveStorages(manager.owns, device_type)
+        self._allocated_peak = allocated_peak
+        self.device = device
+        self._live = LiveStorages(manager.owns, device.type)
         self._running = False
         self.planned = False
         self._forwards = 0
@@ -117,7 +127,13 @@ class Segments:
             self._manager.set_other(0, self.base + self._live.nbytes + nbytes)
 
     def _after_operator(self) -> None:
-        self._manager.set_other(0, self.base + self._live.nbytes)
+        counted = self.base + self._live.nbytes
+        if self._allocated_peak is not None:
+            # Scratch memory of kernels, gone again: the plan must leave room for it.
+            peak = self._allocated_peak() - self._manager.ledger.tiers[0].chunks
+            if peak > counted:
+                self._manager.set_other(0, peak)
+        self._manager.set_other(0, counted)
 
 
 def signature(module: torch.nn.Module, args: Any, kwargs: Any) -> Hashable:

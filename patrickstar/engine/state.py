@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,7 +242,7 @@ class ModelState:
             for slot in aligned.slots:
                 with _PLAIN():
                     storage = slot.parameter.untyped_storage()._cdata
-                source = self.manager.chunk_of(storage)
+                source = nursery.manager.chunk_of(storage)
                 assert source is not None, "a managed parameter lives in a chunk"
                 chunk_of[slot.index] = source
                 left[source] += 1
@@ -249,14 +250,23 @@ class ModelState:
         for aligned in self.aligned:
             targets = [Use(aligned.parameter.id, Access.UPDATE)]
             if aligned.master is not None:
-                targets.append(Use(aligned.master.id, Access.UPDATE))
+                targets.append(Use(aligned.master.id, Access.UPDATE, self.update_tier))
             for slot in aligned.slots:
                 source = chunk_of[slot.index]
-                with self.manager.use([*targets, Use(source, Access.READ)]):
+                with self._both(targets, nursery, Use(source, Access.READ)):
                     self._move(aligned, slot)
                 left[source] -= 1
                 if not left[source]:
                     self._give_up(nursery, left)
+
+    @contextmanager
+    def _both(self, targets: list[Use], nursery: Nursery, source: Use) -> Iterator[None]:
+        if nursery.manager is self.manager:
+            with self.manager.use([*targets, source]):
+                yield
+        else:
+            with nursery.manager.use([source]), self.manager.use(targets):
+                yield
 
     def _move(self, aligned: AlignedChunks, slot: Slot) -> None:
         flat = self.manager.tensor(aligned.parameter)
@@ -265,7 +275,7 @@ class ModelState:
             old = slot.parameter.data
             data.copy_(old)
             if aligned.master is not None:
-                masters = self.manager.tensor(aligned.master)
+                masters = self.manager.tensor(aligned.master, self.update_tier)
                 master = view_of(masters, slot.offset, slot.shape, slot.stride)
                 master.copy_(data if self.specification.round_masters else old)
             del old
@@ -276,8 +286,8 @@ class ModelState:
         for chunk in list(nursery.chunks):
             if not left[chunk.id]:
                 nursery.chunks.remove(chunk)
-                if not self.manager.is_referenced(chunk):
-                    self.manager.delete(chunk)
+                if not nursery.manager.is_referenced(chunk):
+                    nursery.manager.delete(chunk)
 
     def smallest_update(self) -> int:
         """Bytes that the largest update holds at once."""

@@ -92,4 +92,5 @@ class Stepping:
         norms = [self._norms[slot.index] for slot in slots if slot.has_grad]
         if self._exact:
             return torch.tensor(math.sqrt(sum(float(n) for n in norms)), dtype=torch.float64)
-        return combine_norms([n for n in norms if isinstance(n, torch.Tensor)])
+        # On the CPU, wherever the gradients are: it decides what the host does next.
+        return combine_norms([n for n in norms if isinstance(n, torch.Tensor)]).cpu()

@@ -128,6 +128,9 @@ def budgets(tmp_path: Path, **how: Any) -> list[RunSettings]:
         settings(chunk=9000, **how),
         settings(host=1 * MIB, disk=tmp_path, chunk=9000, **how),
         settings(device=int(0.9 * MIB), host=1 * MIB, disk=tmp_path, chunk=9000, **how),
+        settings(
+            device=int(0.9 * MIB), host=2 * MIB, disk=tmp_path, chunk=9000, accelerator=True, **how
+        ),
     ]
 
 

@@ -67,6 +67,7 @@ def test_a_parameter_larger_than_the_budget_is_used_in_pieces(tied: bool, tmp_pa
         pieced(host=int(whole * 0.98), disk=tmp_path),
         pieced(host=2 * whole, disk=tmp_path),
         pieced(device=int(whole * 0.98), host=2 * whole, disk=tmp_path),
+        pieced(device=int(whole * 0.98), host=4 * whole, disk=tmp_path, accelerator=True),
     ):
         got = run_engine(provider, batches(5), how, keep_gradients=False)
         got.gradients = unlimited.gradients

@@ -44,7 +44,7 @@ from .training import settings
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("budget", [0, 1, 2])
+@pytest.mark.parametrize("budget", [0, 1, 2, 3])
 def test_a_resumed_run_has_the_bits_of_one_that_went_through(
     precision: str, budget: int, tmp_path: Path
 ) -> None:

@@ -56,11 +56,14 @@ class Mlp(nn.Module):
 
 
 def budgets(tmp_path: Path, **how: Any) -> list[Any]:
-    """No budget, one that makes chunks move, and the same with a device of its own."""
+    """No budget, one that makes chunks move, and the same with devices of two kinds."""
     return [
         settings(chunk=9000, **how),
         settings(host=1 * MIB, disk=tmp_path, chunk=9000, **how),
         settings(device=int(0.9 * MIB), host=1 * MIB, disk=tmp_path, chunk=9000, **how),
+        settings(
+            device=int(0.9 * MIB), host=2 * MIB, disk=tmp_path, chunk=9000, accelerator=True, **how
+        ),
     ]
 
 

@@ -57,6 +57,7 @@ def settings(
     plan: bool = True,
     rule: UpdateRule | None = None,
     hyper: dict[str, Any] | None = None,
+    accelerator: bool = False,
 ) -> RunSettings:
     chosen = Precision(precision)
     rule = rule or AdamW()
@@ -75,6 +76,8 @@ def settings(
         True,
         chosen.dtype,
         False,
+        # The tiers of an accelerator, with the CPU standing for it.
+        device=torch.device("cpu") if accelerator else None,
     )
 
 

@@ -262,7 +262,8 @@ class Run:
                 Use(c, steps.choice(list(Access)), steps.choice([0, 0, 0, 1]))
                 for c in steps.sample(chunks, count)
             ]
-            memory = [t for t, home in enumerate(self.manager.tiers) if isinstance(home, MemoryTier)]
+            tiers = enumerate(self.manager.tiers)
+            memory = [t for t, home in tiers if isinstance(home, MemoryTier)]
             uses = [u if u.tier in memory else Use(u.chunk, u.access) for u in uses]
             other = steps.choice([0, 0, 1, 2]) * PAGE
             if not planned and self.random.random() < 0.8:
