@@ -32,7 +32,8 @@ def main() -> None:
         }
         model, optimizer = patrickstar.initialize_engine(lambda: GPT(shape), config)
         for step in range(STEPS):
-            loss = model(*batches[step])
+            tokens, targets = (part.to(model.device) for part in batches[step])
+            loss = model(tokens, targets)
             model.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

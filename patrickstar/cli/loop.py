@@ -45,6 +45,8 @@ class MemoryReport(Protocol):
 class Trainable(Protocol):
     """What the loop asks of an engine."""
 
+    @property
+    def device(self) -> torch.device: ...
     def __call__(self, tokens: torch.Tensor, targets: torch.Tensor) -> Any: ...
     def backward(self, loss: torch.Tensor) -> Any: ...
     def is_gradient_accumulation_boundary(self) -> bool: ...
@@ -124,7 +126,7 @@ def training_steps(
             inputs, targets = batches[micro_batch]
             micro_batch += 1
             tokens += inputs.numel()
-            loss = engine(inputs, targets)
+            loss = engine(inputs.to(engine.device), targets.to(engine.device))
             losses.append(loss.item())
             if not math.isfinite(losses[-1]):
                 raise DivergedError(

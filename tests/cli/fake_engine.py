@@ -37,6 +37,7 @@ class FakeEngine:
     moved: int = 0
     peak: int = 500
     closed: bool = False
+    device: torch.device = torch.device("cpu")
 
     def __post_init__(self) -> None:
         self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
