@@ -37,11 +37,11 @@ class FakeEngine:
     moved: int = 0
     peak: int = 500
     closed: bool = False
-    device: torch.device = torch.device("cpu")
 
     def __post_init__(self) -> None:
         self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
         self.seen: list[torch.Tensor] = []
+        self.device = torch.device("cpu")
 
     def __call__(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self.seen.append(tokens)
