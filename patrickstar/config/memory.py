@@ -108,6 +108,11 @@ class PatrickStar(Section):
     device: str = honoured(
         "auto", 'where to compute: "auto" is the accelerator if there is one; "cpu", "cuda:0", ...'
     )
+    update: Literal["auto", "host", "device"] = honoured(
+        "auto",
+        "where the optimizer updates weights: auto is an accelerator that has no budget, otherwise "
+        "the host; an accelerator may round an update differently",
+    )
     memory: Memory = honoured(Memory(), "memory budgets per tier")
     chunk_size: Annotated[int | Literal["auto"], BeforeValidator(_elements)] = honoured(
         "auto", "elements of a chunk; auto wastes least for the model"

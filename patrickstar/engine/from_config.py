@@ -38,6 +38,10 @@ def settings_from(config: Config) -> RunSettings:
     if config.grad_accum_dtype is not None and precision.low:
         grad_dtype = _DTYPES[config.grad_accum_dtype]
     disk = ours.memory.disk
+    device = device_named(ours.device)
+    update_on = ours.update
+    if update_on == "auto":
+        update_on = "host" if device is None or ours.memory.device is not None else "device"
     return RunSettings(
         precision=precision,
         rule=rule,
@@ -55,7 +59,8 @@ def settings_from(config: Config) -> RunSettings:
         round_masters=ours.deepspeed_exact,
         exact=ours.deepspeed_exact,
         piece_size=ours.piece_size,
-        device=device_named(ours.device),
+        device=device,
+        update_on=update_on,
         skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
         make_scheduler=(
             None

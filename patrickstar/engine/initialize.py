@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -54,6 +54,7 @@ class RunSettings:
     piece_size: int = DEFAULT_PIECE_SIZE
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
+    update_on: Literal["host", "device"] = "host"
 
 
 def make_engine(
@@ -170,13 +171,16 @@ def _lay_out(
     home: ChunkHome,
 ) -> tuple[list[dict[str, Any]], ModelState]:
     groups = parameter_groups(module, settings, param_groups)
+    # Without a tier for the device, the host is it.
+    update_on = settings.update_on if manager.tiers[0].name == "device" else "host"
     specification = StateSpecification(
         settings.precision.dtype,
         settings.grad_dtype,
         settings.precision.low,
         settings.round_masters,
         settings.chunk_limit,
-        settings.host_budget,
+        settings.host_budget if update_on == "host" else manager.tiers[0].capacity,
+        update_on,
     )
     state = ModelState(module, groups, settings.rule, specification, manager, home)
     _refuse_what_cannot_fit(state)

@@ -105,6 +105,7 @@ class StateSpecification:
         round_masters: masters start from the rounded parameters, as DeepSpeed's do.
         limit: the longest chunk, in elements, or None to choose.
         budget: of the tier that updates run on, in bytes; guides the choice.
+        update_on: the name of that tier.
     """
 
     dtype: torch.dtype
@@ -113,6 +114,7 @@ class StateSpecification:
     round_masters: bool
     limit: int | None
     budget: int | None
+    update_on: str = "host"
 
     def bytes_per_element(self, states: int) -> int:
         """Bytes that an update holds for one weight."""
@@ -138,8 +140,7 @@ class ModelState:
         home: ChunkHome,
     ) -> None:
         self.manager, self.home, self.rule = manager, home, rule
-        # Updates run in host memory when the device has a budget of its own.
-        self.update_tier = [tier.name for tier in manager.tiers].index("host")
+        self.update_tier = [tier.name for tier in manager.tiers].index(specification.update_on)
         self.specification = specification
         self.aligned: list[AlignedChunks] = []
         self.slots: dict[int, tuple[AlignedChunks, Slot]] = {}

@@ -67,6 +67,23 @@ def budgets(tmp_path: Path, **how: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_updates_may_run_on_the_device(accelerator: bool, tmp_path: Path) -> None:
+    batches = numbers(6, 8, 64)
+    expected = run_plain(Mlp, batches)
+    how = settings(
+        device=MIB,
+        host=MIB,
+        disk=tmp_path,
+        chunk=9000,
+        accelerator=accelerator,
+        update_on="device",
+    )
+    got = run_engine(Mlp, batches, how, keep_gradients=False)
+    got.gradients = expected.gradients
+    got.assert_same(expected)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("clipping", [0.0, 0.05])
 def test_clipping_and_precision_keep_the_bits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -58,6 +58,7 @@ def settings(
     rule: UpdateRule | None = None,
     hyper: dict[str, Any] | None = None,
     accelerator: bool = False,
+    update_on: Literal["host", "device"] = "host",
 ) -> RunSettings:
     chosen = Precision(precision)
     rule = rule or AdamW()
@@ -78,6 +79,7 @@ def settings(
         False,
         # The tiers of an accelerator, with the CPU standing for it.
         device=torch.device("cpu") if accelerator else None,
+        update_on=update_on,
     )
 
 
