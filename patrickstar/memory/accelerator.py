@@ -56,6 +56,11 @@ class AcceleratorTier:
     def settle(self, chunks: int, other: int) -> None:
         """What the allocator keeps is reused by chunks and operators alike."""
 
+    def mend(self, chunks: set[int]) -> None:
+        for chunk, flat in self._bytes.items():
+            if chunk not in chunks:
+                flat.untyped_storage().resize_(0)
+
     def close(self) -> None:
         self._bytes.clear()
 

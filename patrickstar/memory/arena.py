@@ -32,6 +32,7 @@ import sys
 import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -209,6 +210,18 @@ class PageArena:
             self._libc.madvise(buffer.address + end - size, size, _MADV_DONTNEED)
             self._unpark(buffer, end, size)
         return before - self.parked_bytes
+
+    def mend(self, committed: Sequence[Buffer], others: Sequence[Buffer]) -> None:
+        """A change may have ended early: only `committed` have memory, and nothing is parked."""
+        self._parked.clear()
+        self._whole.clear()
+        self.parked_bytes = 0
+        for buffer in others:
+            self._renew(buffer)
+            buffer.committed = False
+        for buffer in committed:
+            buffer.committed = True
+        self.committed_bytes = sum(buffer.nbytes for buffer in committed)
 
     def _take_back(self, buffer: Buffer) -> int:
         """Use the pages that still lie under `buffer`, if any; return how far they reach."""

@@ -265,6 +265,25 @@ class Ledger:
         for account in self.tiers:
             account.peak = account.in_use
 
+    def mend(self, pins: Sequence[tuple[int, int, bool]]) -> None:
+        """Make the books right after a change that ended early, from the valid copies.
+
+        Args:
+            pins: the chunk, the tier and whether it writes, of every pin there is.
+        """
+        for account in self.tiers:
+            account.chunks = 0
+        for entry in self._entries.values():
+            for tier, state in enumerate(entry.copies):
+                entry.pins[tier] = entry.writers[tier] = entry.locks[tier] = 0
+                if state is CopyState.VALID:
+                    self.tiers[tier].chunks += entry.nbytes
+                else:
+                    entry.copies[tier] = CopyState.ABSENT
+        for chunk, tier, writes in pins:
+            self._entries[chunk].pins[tier] += 1
+            self._entries[chunk].writers[tier] += int(writes)
+
     def _touch(self, entry: Entry, tier: int, *, loaded: bool = False) -> None:
         self.clock += 1
         entry.used_at[tier] = self.clock

@@ -11,20 +11,27 @@ The manager brings the parts together and owns none of their ideas: the ledger k
 none, pinned while they are used, and free to go afterwards. All bookkeeping happens on the caller's
 thread.
 
+That thread can be interrupted between any two lines, and no line of the books is special enough to
+hold signals back for. Instead every change is made in an order that loses nothing wherever it ends:
+a copy counts as valid only after its bytes are there, and as gone before its place is taken away.
+After an exception that is not one of ours the books are in doubt, and the next call makes them
+right from what is known to be true: valid copies, leases that are alive, and idle threads.
+
 Tier 0 is where computation happens. A chunk is evicted from it only when nobody but its permanent
 views refers to its storage (`tensors`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Hashable, Sequence
 
 import torch
 
-from patrickstar.errors import BudgetError, ChunkStateError
+from patrickstar.errors import BudgetError, ChunkStateError, PatrickStarError
 from patrickstar.memory.chunk import Chunk, MemoryReport, TierUsage
 from patrickstar.memory.iterations import Iterations
+from patrickstar.memory.lease import Lease
 from patrickstar.memory.ledger import CopyState
 from patrickstar.memory.mover import Mover
 from patrickstar.memory.playback import Playback
@@ -62,13 +69,15 @@ class ChunkManager:
         self._chunks, self._tensors = self._residency.chunks, self._residency.tensors
         self._failure: Exception | None = None  # of a transfer that nobody waited for
         self._next_id = 0
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._in_doubt = False
 
     # Chunks
 
     def create(self, numel: int, dtype: torch.dtype, kind: str = "data") -> Chunk:
         """A new chunk. It takes no memory until its first use, when it is full of zeros."""
-        chunk = Chunk(self._next_id, numel, dtype, kind)
         self._next_id += 1
+        chunk = Chunk(self._next_id - 1, numel, dtype, kind)
         self.ledger.add(chunk.id, chunk.nbytes)
         self._chunks[chunk.id] = chunk
         return chunk
@@ -84,8 +93,12 @@ class ChunkManager:
                 f"a tensor still refers to chunk {chunk.id}; drop it before deleting the chunk"
             )
         self.release(chunk)
-        self._residency.forget(chunk.id)
-        self._mover.revive(chunk.id)
+        try:
+            self._residency.forget(chunk.id)
+            self._mover.revive(chunk.id)
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     def release(self, chunk: Chunk) -> None:
         """The contents of `chunk` are not needed any more; at its next use it is zeros again.
@@ -93,16 +106,12 @@ class ChunkManager:
         A tensor that still refers to it goes on seeing what was there until then, and keeps the
         chunk's memory as long as it lives.
         """
-        self._mover.settle(chunk.id)
-        in_use = any(self.ledger.entry(chunk.id).pins)
-        if not in_use and self.ledger.is_valid(chunk.id, 0) and self.is_referenced(chunk):
-            self._residency.wrote(chunk.id, 0)
-            self._mover.let_die(chunk.id)
-        else:
-            self._mover.revive(chunk.id)
-            self._residency.blank(chunk.id)
-        if self._iterations.recorder is not None:
-            self._iterations.recorder.blanked(chunk.id)
+        self._mend()
+        try:
+            self._release(chunk)
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     def chunk(self, chunk: int) -> Chunk:
         return self._chunks[chunk]
@@ -132,19 +141,13 @@ class ChunkManager:
 
     # Use
 
-    @contextmanager
-    def use(self, uses: Sequence[Use]) -> Iterator[None]:
-        """Have chunks on their tiers, and keep them there for the duration.
+    def use(self, uses: Sequence[Use]) -> Lease:
+        """Have chunks on their tiers, and keep them there for the duration of a `with`.
 
         Raises:
             BudgetError: they do not fit together with what cannot leave. No contents are lost.
         """
-        pinned = self._acquire(tuple(uses))
-        try:
-            yield
-        finally:
-            self._unpin(pinned)
-            self._mover.keep(frozenset())
+        return Lease(tuple(uses), self._begin_use, self._end_use, self._doubt)
 
     def access(self, uses: Sequence[Use]) -> None:
         """Have chunks on their tiers now, to read them; they stay at least until the next access.
@@ -153,12 +156,24 @@ class ChunkManager:
         """
         now = tuple(uses)
         assert not any(use.access.writes for use in now), "a chunk is written inside `use`"
-        self._unpin(self._acquire(now))
+        self._mend()
+        try:
+            pinned: list[Use] = []
+            self._acquire(now, pinned)
+            self._unpin(pinned)
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     def prefetch(self, chunk: Chunk, tier: int = 0) -> None:
         """Begin to bring a chunk to `tier` as soon as there is room; does not wait."""
-        self._mover.expect(chunk.id, tier)
-        self._mover.pump()
+        self._mend()
+        try:
+            self._mover.expect(chunk.id, tier)
+            self._mover.pump()
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     def evict(self, chunk: Chunk, tier: int = 0) -> None:
         """Make a chunk leave `tier` for the tier below; waits until it is there.
@@ -166,27 +181,21 @@ class ChunkManager:
         Raises:
             ChunkStateError: it is in use there, or something still refers to its storage.
         """
-        if self.ledger.state(chunk.id, tier) is CopyState.LOADING:
-            self._mover.settle(chunk.id)
-        self._mover.bury()
-        if self.ledger.is_valid(chunk.id, tier):
-            if self._residency.is_in_use(chunk.id, tier):
-                raise ChunkStateError(
-                    f"chunk {chunk.id} is in use on {self.tiers[tier].name}, or a tensor that is "
-                    "no permanent view still refers to its storage; it cannot be evicted"
-                )
-            self._mover.evict(chunk.id, tier)
+        self._mend()
+        try:
+            self._evict(chunk, tier)
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     def set_other(self, tier: int, nbytes: int) -> None:
         """Memory of `tier` that no chunk owns is `nbytes` now; chunks leave if need be."""
-        # What is there already stays on the books while room is made: it is there.
-        grown = nbytes - self.ledger.tiers[tier].other
-        if grown > 0:
-            self._mover.make_room({tier: grown}, what="activations and other tensors need")
-        self.ledger.set_other(tier, nbytes)
-        self._residency.settle_tier(tier)
-        if self._iterations.recorder is not None:
-            self._iterations.recorder.other(tier, nbytes)
+        self._mend()
+        try:
+            self._set_other(tier, nbytes)
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     # Iterations
 
@@ -236,8 +245,13 @@ class ChunkManager:
 
     def settle(self) -> None:
         """Wait until nothing moves any more."""
-        while self._residency.in_flight:
-            self._mover.wait_for_one(loads=False)
+        self._mend()
+        try:
+            while self._residency.in_flight:
+                self._mover.wait_for_one(loads=False)
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
 
     def close(self) -> None:
         """Stop the transfers and give the tiers back. Closing twice is harmless."""
@@ -245,15 +259,84 @@ class ChunkManager:
 
     # Inside
 
-    def _acquire(self, uses: tuple[Use, ...]) -> tuple[Use, ...]:
-        """Bring and pin chunks, all or none.
+    def _doubt(self) -> None:
+        """What is written in the books may be half of a change."""
+        self._in_doubt = True
+
+    def _doubt_unless_ours(self, error: BaseException) -> None:
+        """An error of ours is raised between changes; any other may have come in one."""
+        if not isinstance(error, PatrickStarError):
+            self._in_doubt = True
+
+    def _mend(self) -> None:
+        """Make the books right if they are in doubt. Waits for copies that have begun."""
+        if self._in_doubt:
+            self._residency.mend([use for lease in self._leases for use in lease.pinned])
+            self._mover.mend()
+            self._iterations.abandon()
+            self._in_doubt = False
+
+    def _begin_use(self, lease: Lease) -> None:
+        self._mend()
+        try:
+            self._leases.add(lease)
+            self._acquire(lease.uses, lease.pinned)
+        except BaseException as error:
+            lease.pinned.clear()
+            self._doubt_unless_ours(error)
+            raise
+
+    def _end_use(self, lease: Lease) -> None:
+        try:
+            pinned, lease.pinned = lease.pinned, []
+            self._unpin(pinned)
+            self._mover.keep(frozenset())
+        except BaseException as error:
+            self._doubt_unless_ours(error)
+            raise
+
+    def _release(self, chunk: Chunk) -> None:
+        self._mover.settle(chunk.id)
+        in_use = any(self.ledger.entry(chunk.id).pins)
+        if not in_use and self.ledger.is_valid(chunk.id, 0) and self.is_referenced(chunk):
+            self._mover.let_die(chunk.id)
+            self._residency.wrote(chunk.id, 0)
+        else:
+            self._mover.revive(chunk.id)
+            self._residency.blank(chunk.id)
+        if self._iterations.recorder is not None:
+            self._iterations.recorder.blanked(chunk.id)
+
+    def _evict(self, chunk: Chunk, tier: int) -> None:
+        if self.ledger.state(chunk.id, tier) is CopyState.LOADING:
+            self._mover.settle(chunk.id)
+        self._mover.bury()
+        if self.ledger.is_valid(chunk.id, tier):
+            if self._residency.is_in_use(chunk.id, tier):
+                raise ChunkStateError(
+                    f"chunk {chunk.id} is in use on {self.tiers[tier].name}, or a tensor that is "
+                    "no permanent view still refers to its storage; it cannot be evicted"
+                )
+            self._mover.evict(chunk.id, tier)
+
+    def _set_other(self, tier: int, nbytes: int) -> None:
+        # What is there already stays on the books while room is made: it is there.
+        grown = nbytes - self.ledger.tiers[tier].other
+        if grown > 0:
+            self._mover.make_room({tier: grown}, what="activations and other tensors need")
+        self.ledger.set_other(tier, nbytes)
+        self._residency.settle_tier(tier)
+        if self._iterations.recorder is not None:
+            self._iterations.recorder.other(tier, nbytes)
+
+    def _acquire(self, uses: tuple[Use, ...], pinned: list[Use]) -> None:
+        """Bring chunks and pin them in `pinned`, all or none.
 
         Each is pinned as soon as it is there: while the next one is waited for, it must neither
         leave nor be saved. Old contents are given up last, when every chunk has its place.
         """
         self._refuse_when_over()
         self._mover.keep(frozenset((use.chunk, use.tier) for use in uses))
-        pinned: list[Use] = []
         try:
             self._begin_moment(uses)
             for use in uses:
@@ -263,13 +346,13 @@ class ChunkManager:
             self._renew([use for use in uses if use not in pinned], pinned)
         except BaseException:
             self._unpin(pinned)
+            pinned.clear()
             self._mover.keep(frozenset())
             raise
         try:
             self._mover.pump()  # there is no more room to be made for this access
         except Exception as error:  # of another chunk; old contents here are gone already
             self._failure = error
-        return tuple(pinned)
 
     def _refuse_when_over(self) -> None:
         failure, self._failure = self._failure, None
@@ -309,7 +392,7 @@ class ChunkManager:
 
     def _expect_other(self, playback: Playback, tier: int, nbytes: int) -> None:
         try:
-            self.set_other(tier, nbytes)
+            self._set_other(tier, nbytes)
         except BudgetError:
             if not playback.strayed:
                 raise

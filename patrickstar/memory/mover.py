@@ -70,6 +70,13 @@ class Mover:
         self._loads.clear()
         self._leaving.clear()
 
+    def mend(self) -> None:
+        """Forget what was promised and queued; released contents stay released."""
+        self.kept = frozenset()
+        self.forget_plan()
+        for chunk in [c for c in self._dying if c not in self.residency.chunks]:
+            del self._dying[chunk]
+
     def pump(self, *, loads: bool = True) -> None:
         """Finish what is done and start what can be started, without waiting."""
         while self.residency.finish_one(wait=False):
@@ -140,8 +147,8 @@ class Mover:
             if not self.residency.is_moving(chunk) and not self.residency.is_in_use(chunk, 0)
         ]
         for chunk in dead:
-            del self._dying[chunk]
             self.residency.blank(chunk)
+            del self._dying[chunk]
         return bool(dead)
 
     # Serving a need

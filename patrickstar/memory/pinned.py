@@ -48,13 +48,13 @@ class PinnedTier:
     def take(self, chunk: int, nbytes: int, *, zero: bool) -> None:
         free = self._free.get(nbytes)
         if free:
-            block = free.pop()
+            block = self._used[chunk] = free[-1]
+            free.pop()
             self.parked_bytes -= nbytes
             if zero:
                 block.flat.zero_()
         else:
-            block = self._map(nbytes)  # zero already
-        self._used[chunk] = block
+            self._used[chunk] = self._map(nbytes)  # zero already
 
     def give_back(self, chunk: int) -> None:
         block = self._used.pop(chunk)
@@ -68,6 +68,14 @@ class PinnedTier:
     def settle(self, chunks: int, other: int) -> None:
         if self.capacity is not None:
             self._trim(max(self.capacity - chunks - other, 0))
+
+    def mend(self, chunks: set[int]) -> None:
+        used = {chunk: block for chunk, block in self._used.items() if chunk in chunks}
+        blocks = {*self._used.values(), *(block for free in self._free.values() for block in free)}
+        self._used, self._free, self.parked_bytes = used, {}, 0
+        for block in blocks - set(used.values()):
+            self._free.setdefault(len(block.memory), []).append(block)
+            self.parked_bytes += len(block.memory)
 
     def close(self) -> None:
         self._trim(0)

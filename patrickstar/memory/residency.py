@@ -18,6 +18,7 @@ from patrickstar.memory.ledger import CopyState, Ledger
 from patrickstar.memory.pinned import PinnedTier
 from patrickstar.memory.tensors import ChunkTensors
 from patrickstar.memory.tiers import CpuTier, Tier
+from patrickstar.memory.trace import Use
 from patrickstar.memory.transfer import Completion, Transfer, TransferThreads
 
 
@@ -163,9 +164,33 @@ class Residency:
         if self._heap is not None:
             self._heap.keep_within(self._cpu_budget)
 
+    def mend(self, uses: Sequence[Use]) -> None:
+        """Make everything right from what is known to be true.
+
+        Valid copies have their bytes, whenever a change ended early: they are made before they are
+        entered, and struck out before their place is taken away. Copies under way are given up;
+        their sources are still there.
+
+        Args:
+            uses: what is pinned.
+        """
+        if self._closed or os.getpid() != self._process:
+            return
+        self._threads.give_up()
+        self.in_flight = 0
+        for chunk in list(self.chunks):
+            if chunk not in self.ledger:
+                self._forget(chunk)
+        self.ledger.mend([(use.chunk, use.tier, use.access.writes) for use in uses])
+        for number, tier in enumerate(self.tiers):
+            tier.mend({chunk for chunk in self.chunks if self.ledger.is_valid(chunk, number)})
+
     def forget(self, chunk: int) -> None:
         """A blank chunk is gone for good."""
         self.ledger.remove(chunk)
+        self._forget(chunk)
+
+    def _forget(self, chunk: int) -> None:
         self.tensors.forget(chunk)
         for tier in self.tiers:
             tier.forget(chunk)

@@ -22,6 +22,7 @@ import os
 import tempfile
 import weakref
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +132,17 @@ class Spool:
             start, length = self._free[place - 1][0], self._free.pop(place - 1)[1] + length
             place -= 1
         self._free[place] = (start, length)
+
+    def mend(self, slots: Sequence[Slot]) -> None:
+        """A change may have ended early: `slots` are in use, and nothing else is."""
+        self._free, self._used = [], 0
+        for slot in sorted(slots, key=lambda slot: slot.offset):
+            if slot.offset > self._used:
+                self._free.append((self._used, slot.offset - self._used))
+            self._used = slot.offset + slot.nbytes
+        if self._sums is not None:
+            kept = {slot.offset for slot in slots}
+            self._sums = {offset: value for offset, value in self._sums.items() if offset in kept}
 
     def write(self, slot: Slot, data: memoryview) -> None:
         """Write `data` (page-aligned, no longer than the slot) into `slot`."""

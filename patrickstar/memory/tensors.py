@@ -36,12 +36,12 @@ class ChunkTensors:
         home = self._tiers[tier]
         assert isinstance(home, MemoryTier), "only memory tiers have tensors"
         made = home.tensor(chunk.id, chunk.nbytes, chunk.dtype, chunk.numel)
-        if home.fixed:
-            self._tensors[chunk.id, tier] = made
         if tier == 0:
             storage = made.untyped_storage()
             self._chunk_of_storage[storage._cdata] = chunk.id
             self._references[chunk.id] = _use_count(storage)
+        if home.fixed:  # last: it says that everything is there
+            self._tensors[chunk.id, tier] = made
         return made
 
     def forget(self, chunk: int) -> None:

@@ -44,6 +44,10 @@ class Tier(Protocol):
         """Chunks take `chunks` bytes now and others `other`: keep the rest inside the budget."""
         ...
 
+    def mend(self, chunks: set[int]) -> None:
+        """A change may have ended early: `chunks` have a place here, and nothing else has."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -111,6 +115,12 @@ class CpuTier:
             if self._arena.parked_bytes > room:
                 self._arena.trim(max(room, 0))
 
+    def mend(self, chunks: set[int]) -> None:
+        self._arena.mend(
+            [buffer for chunk, buffer in self._buffers.items() if chunk in chunks],
+            [buffer for chunk, buffer in self._buffers.items() if chunk not in chunks],
+        )
+
     def view(self, chunk: int, nbytes: int) -> memoryview:
         buffer = self._buffers[chunk]
         return memoryview((ctypes.c_char * nbytes).from_address(buffer.address)).cast("B")
@@ -140,6 +150,10 @@ class DiskTier:
 
     def settle(self, chunks: int, other: int) -> None:
         """The file keeps its space, which is what preallocating it is for."""
+
+    def mend(self, chunks: set[int]) -> None:
+        self.slots = {chunk: self.slots[chunk] for chunk in self.slots if chunk in chunks}
+        self.spool.mend(list(self.slots.values()))
 
     def close(self) -> None:
         self.spool.close()

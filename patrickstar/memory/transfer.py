@@ -3,14 +3,19 @@
 A few threads carry chunks between tiers; system calls and large copies release the interpreter
 lock, so they overlap with operators. The books are kept by the main thread alone: a thread here
 only moves bytes and says when it is done.
+
+The main thread may be interrupted anywhere, also between handing a copy over and noting that it
+did. So every copy is noted first, and whoever *claims* it first, the thread that carries it out or
+`give_up`, decides whether it runs.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -30,34 +35,60 @@ class Completion:
     error: BaseException | None
 
 
+@dataclass(eq=False)
+class _Copy:
+    transfer: Transfer
+    carry: Callable[[], None]
+    claim: threading.Lock = field(default_factory=threading.Lock)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
 class TransferThreads:
     """Runs copies on `threads` threads and hands back their completions in the order they end."""
 
     def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="patrickstar-transfer")
-        self._done: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[_Copy, Completion]] = queue.SimpleQueue()
+        self._copies: dict[_Copy, None] = {}  # handed over and not handed back
 
     def start(self, transfer: Transfer, copy: Callable[[], None]) -> None:
-        self._pool.submit(self._run, transfer, copy)
+        noted = _Copy(transfer, copy)
+        self._copies[noted] = None
+        self._pool.submit(self._run, noted)
 
-    def _run(self, transfer: Transfer, copy: Callable[[], None]) -> None:
+    def _run(self, copy: _Copy) -> None:
+        if not copy.claim.acquire(blocking=False):
+            return  # given up
         error: BaseException | None = None
         try:
-            copy()
+            copy.carry()
         except BaseException as caught:  # handed to the main thread, which raises it
             error = caught
-        self._done.put(Completion(transfer, error))
+        self._done.put((copy, Completion(copy.transfer, error)))
+        copy.ended.set()  # after it was handed back: `give_up` changes where that goes
 
     def poll(self) -> Completion | None:
         """The next completion if there is one already."""
         try:
-            return self._done.get_nowait()
+            copy, completion = self._done.get_nowait()
         except queue.Empty:
             return None
+        self._copies.pop(copy, None)
+        return completion
 
     def wait(self) -> Completion:
         """The next completion; blocks until there is one."""
-        return self._done.get()
+        copy, completion = self._done.get()
+        self._copies.pop(copy, None)
+        return completion
+
+    def give_up(self) -> None:
+        """No copy runs any more when this returns, and no completion is handed back."""
+        for copy in list(self._copies):
+            if not copy.claim.acquire(blocking=False):
+                copy.ended.wait()
+        self._done = queue.SimpleQueue()
+        self._copies.clear()
 
     def close(self) -> None:
         """Let running copies end and stop the threads."""
