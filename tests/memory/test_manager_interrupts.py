@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, DiskTier, Spool, Use
+from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, DiskTier, Spool, Tier, Use
+from patrickstar.memory.accelerator import AcceleratorTier
 from patrickstar.memory.ledger import CopyState
+from patrickstar.memory.pinned import PinnedTier, page_lock
 from tests.interrupts import interrupted_at
 
 KIB = 1024
@@ -20,10 +22,17 @@ CHUNKS = 5
 class Work:
     """Chunks that are counted up, dropped and made anew, in rounds that are planned."""
 
-    def __init__(self, folder: Path, device: bool) -> None:
-        tiers = [CpuTier("device", 48 * KIB)] if device else []
-        host = CpuTier("host", (80 if device else 48) * KIB)
-        self.manager = ChunkManager([*tiers, host, DiskTier("disk", Spool(folder))])
+    def __init__(self, folder: Path, kind: str) -> None:
+        disk = DiskTier("disk", Spool(folder))
+        if kind == "host":
+            tiers: list[Tier] = [CpuTier("host", 48 * KIB), disk]
+        elif kind == "device and host":
+            tiers = [CpuTier("device", 48 * KIB), CpuTier("host", 80 * KIB), disk]
+        else:
+            device = AcceleratorTier("device", 48 * KIB, torch.device("cpu"))
+            host = PinnedTier("host", 80 * KIB, page_lock(torch.device("cpu")))
+            tiers = [device, host, disk]
+        self.manager = ChunkManager(tiers)
         self.chunks = [self.manager.create(4 * KIB, torch.float32) for _ in range(CHUNKS)]
         self.values = [0.0] * CHUNKS
         # What an operation that was interrupted may have left instead.
@@ -95,16 +104,21 @@ class Work:
             if isinstance(tier, CpuTier):
                 assert tier._arena.committed_bytes == account.chunks
                 assert account.chunks <= (account.capacity or 0)
-            else:
-                assert isinstance(tier, DiskTier) and set(tier.slots) == set(valid)
+            elif isinstance(tier, DiskTier):
+                assert set(tier.slots) == set(valid)
+            elif isinstance(tier, PinnedTier):
+                assert set(tier._used) == set(valid)
+            elif isinstance(tier, AcceleratorTier):
+                here = {c for c, flat in tier._bytes.items() if flat.untyped_storage().nbytes()}
+                assert here == set(valid)
         for chunk_id in ledger.chunks():
             entry = ledger.entry(chunk_id)
             assert not any(entry.pins) and not any(entry.locks) and not any(entry.writers)
             assert CopyState.LOADING not in entry.copies
 
 
-def lines_of_a_round(folder: Path, device: bool) -> int:
-    work = Work(folder, device)
+def lines_of_a_round(folder: Path, kind: str) -> int:
+    work = Work(folder, kind)
     work.round()
     with interrupted_at(None, "memory") as lines:
         work.round()
@@ -112,8 +126,8 @@ def lines_of_a_round(folder: Path, device: bool) -> int:
     return lines.seen
 
 
-def interrupt(folder: Path, device: bool, line: int, warm: int) -> None:
-    work = Work(folder, device)
+def interrupt(folder: Path, kind: str, line: int, warm: int) -> None:
+    work = Work(folder, kind)
     for _ in range(warm):
         work.round()
     with interrupted_at(line, "memory") as lines:
@@ -136,9 +150,9 @@ def places(total: int, count: int) -> Iterator[int]:
     return iter(range(0, total, max(1, total // count)))
 
 
-@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("kind", ["host", "device and host", "accelerator"])
 @pytest.mark.parametrize("warm", [0, 2])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_at_any_line_loses_nothing(tmp_path: Path, device: bool, warm: int) -> None:
-    for line in places(lines_of_a_round(tmp_path, device), 60):
-        interrupt(tmp_path, device, line, warm)
+def test_an_interrupt_at_any_line_loses_nothing(tmp_path: Path, kind: str, warm: int) -> None:
+    for line in places(lines_of_a_round(tmp_path, kind), 50):
+        interrupt(tmp_path, kind, line, warm)
