@@ -8,17 +8,17 @@ import torch
 
 from patrickstar.comm import coalesced, collectives
 from patrickstar.comm.buckets import plan_buckets
+from patrickstar.comm.by_layout import ByLayout
 from patrickstar.comm.coalesced import Part
 from patrickstar.comm.communicator import Communicator
 from patrickstar.comm.layout import ShardLayout
-from patrickstar.comm.transport import Reduction
 from patrickstar.comm.work import AllOf, Work
 
 BUCKET_BYTES = 4 << 20
 """Default bytes per bucket of small chunks."""
 
 
-class ShardedComm:
+class ShardedComm(ByLayout):
     """`ChunkComm` with shards.
 
     Args:
@@ -28,46 +28,11 @@ class ShardedComm:
     """
 
     def __init__(self, comm: Communicator, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._comm = comm
+        super().__init__(comm)
         self._bucket_bytes = bucket_bytes
 
     def layout(self, chunk: str, numel: int) -> ShardLayout:
         return ShardLayout(numel, self._comm.shard.size)
-
-    def all_gather(self, chunk: str, full: torch.Tensor, own: torch.Tensor | None = None) -> Work:
-        layout = self.layout(chunk, full.numel())
-        return collectives.all_gather(self._comm, chunk, full, own, layout)
-
-    def reduce_scatter(
-        self,
-        chunk: str,
-        full: torch.Tensor,
-        own: torch.Tensor | None = None,
-        *,
-        op: str = "sum",
-        predivide: float | None = None,
-        postdivide: float | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Work:
-        reduction = self._reduction(op, dtype or full.dtype, predivide, postdivide)
-        layout = self.layout(chunk, full.numel())
-        return collectives.reduce_scatter(self._comm, chunk, full, own, layout, reduction)
-
-    def all_reduce(
-        self,
-        chunk: str,
-        buffer: torch.Tensor,
-        *,
-        op: str = "sum",
-        predivide: float | None = None,
-        postdivide: float | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Work:
-        reduction = self._reduction(op, dtype or buffer.dtype, predivide, postdivide)
-        return collectives.all_reduce(self._comm, chunk, buffer, reduction)
-
-    def broadcast(self, chunk: str, buffer: torch.Tensor, src: int) -> Work:
-        return collectives.broadcast(self._comm, chunk, buffer, src)
 
     def all_gather_many(self, parts: Sequence[Part]) -> Work:
         works = []
@@ -107,8 +72,3 @@ class ShardedComm:
         sizes = [part.full.numel() * wire.itemsize for part, wire in zip(parts, wires, strict=True)]
         buckets = plan_buckets(sizes, wires, self._bucket_bytes)
         return [[parts[index] for index in bucket] for bucket in buckets]
-
-    def _reduction(
-        self, op: str, wire: torch.dtype, predivide: float | None, postdivide: float | None
-    ) -> Reduction:
-        return Reduction.of(op, len(self._comm.topology.ranks), wire, predivide, postdivide)
