@@ -53,6 +53,10 @@ class DeepSpeedNames:
             return self._boundary
         return self.micro_steps % self.accumulation_steps == 0
 
+    def restart_accumulation(self) -> None:
+        """The micro-batches of an accumulation that is not complete do not count."""
+        self.micro_steps -= self.micro_steps % self.accumulation_steps
+
     def note_step(self) -> None:
         """A step was asked for; backwards before it belong to it."""
         self._stepped_micro_steps = self.micro_steps

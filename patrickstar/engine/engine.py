@@ -78,6 +78,8 @@ class Engine(DeepSpeedNames, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; floating-point inputs are cast to the training precision."""
+        if torch.is_grad_enabled():
+            self._refuse_what_was_cut_short()
         args, kwargs = self._precision.cast_inputs((args, kwargs))
         pin_compiled_modules(self.module, self._state, self._compiled)
         key = signature(self.module, args, kwargs)
@@ -115,15 +117,24 @@ class Engine(DeepSpeedNames, nn.Module):
             )
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
+        self._refuse_what_was_cut_short()
+        stores = self._gradients.stores
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
             one_thread = torch.autograd.set_multithreading_enabled(False)
             with self._segments.backward(), self._saved.hooks(), one_thread:
                 torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
-        except BudgetError as error:
-            raise self._refusal(error) from error
-        self.micro_steps += 1
+            self.micro_steps += 1
+        except BaseException as error:
+            self._gradients.cut_short(stores)
+            if isinstance(error, BudgetError):
+                raise self._refusal(error) from error
+            raise
         return loss
+
+    def _refuse_what_was_cut_short(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.refuse_what_was_cut_short()
 
     def _refusal(self, error: BudgetError) -> BudgetError:
         if self._segments.planned or self._last_inputs is None:
@@ -255,7 +266,9 @@ class Engine(DeepSpeedNames, nn.Module):
         Raises:
             CheckpointError: something cannot be stored, or the disk is full or failed; the
                 checkpoints that were there before are as they were.
+            ChunkStateError: an optimizer step ended early, so the weights are not those of one.
         """
+        self._refuse_what_was_cut_short()
         self.wait_for_checkpoint()
         assert self.optimizer is not None
         write = Snapshot if asynchronous else save
@@ -321,6 +334,8 @@ class Engine(DeepSpeedNames, nn.Module):
             strict=load_module_strict,
         )
         path, client_state, counters = load(self._training(), Path(load_dir), tag, what)
+        if what.optimizer and self.optimizer is not None:
+            self.optimizer.torn = False
         self.global_steps, self.micro_steps = counters.global_steps, counters.micro_steps
         self.note_step()
         self.skipped_steps = counters.skipped_steps

@@ -29,6 +29,10 @@ class Gradients:
     Args:
         collected: called with the parameter's slot and its accumulated gradient (a view of the
             chunk) whenever a backward has added to it.
+
+    Attributes:
+        stores: how many gradients have begun to go into chunks.
+        incomplete: a backward ended early and some of its gradients had been stored.
     """
 
     def __init__(
@@ -38,6 +42,8 @@ class Gradients:
         self._collected = collected
         self._handles: list[Any] = []
         self._rewritten: set[int] = set()
+        self.stores = 0
+        self.incomplete = False
         for aligned, slot in state.slots.values():
             if aligned.gradient is not None:
                 with _PLAIN():
@@ -62,6 +68,7 @@ class Gradients:
     ) -> None:
         chunk = aligned.gradient
         assert chunk is not None
+        self.stores += 1
         blank = self._manager.ledger.is_blank(chunk.id)
         with self._manager.use([Use(chunk.id, Access.OVERWRITE if blank else Access.UPDATE)]):
             flat = self._manager.tensor(chunk)
@@ -127,7 +134,15 @@ class Gradients:
         if aligned.gradient is not None:
             self._manager.release(aligned.gradient)
 
+    def cut_short(self, stores: int) -> None:
+        """A backward ended early that began when there were `stores`."""
+        self.incomplete = self.incomplete or self.stores != stores
+        with _PLAIN():  # what autograd had left for the hook is no part of the next backward
+            for _, slot in self._state.slots.values():
+                slot.parameter.grad = None
+
     def clear(self) -> None:
+        self.incomplete = False
         for aligned in self._state.aligned:
             if aligned.gradient is not None:
                 self.clear_chunk(aligned)

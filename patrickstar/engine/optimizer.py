@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from patrickstar.engine.gradients import Gradients
+from patrickstar.engine.interruption import InterruptsAfterwards
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import AlignedChunks, ModelState, Slot
 from patrickstar.engine.stepping import Stepping
-from patrickstar.errors import ConfigError
+from patrickstar.errors import ChunkStateError, ConfigError
 from patrickstar.memory import Access, Use
 from patrickstar.optim import GradScale, Run, Scratch
 
@@ -31,6 +32,8 @@ class Counters(Protocol):
     def accumulation_is_complete(self) -> bool: ...
 
     def note_step(self) -> None: ...
+
+    def restart_accumulation(self) -> None: ...
 
 
 class BeforeUpdates(Protocol):
@@ -48,6 +51,9 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         groups: parameter groups as `torch.optim` takes them.
         counters: what counts steps and knows where an accumulation ends.
         stepping: decides about scale, clipping and overflow.
+
+    Attributes:
+        torn: a step ended early: some weights are of that step and some of the one before.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._counters, self._stepping, self._segments = counters, stepping, segments
         self._scratch = Scratch()
         self.snapshot: BeforeUpdates | None = None
+        self.torn = False
 
     @property
     def stepping(self) -> Stepping:
@@ -92,6 +99,10 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: evaluated first if given, with gradients enabled; its value is returned.
+
+        Raises:
+            ChunkStateError: gradients or weights are not those of one whole backward and step,
+                because something ended early.
         """
         loss = None
         if closure is not None:
@@ -100,21 +111,42 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._counters.note_step()
         if not self._counters.accumulation_is_complete():
             return loss
-        with self._segments.step():
-            self._gradients.collect_rewritten()
-            scale = self._stepping.before()
-            if scale is not None:
-                for aligned in self.model_state.aligned:
-                    if aligned.gradient is not None and any(s.has_grad for s in aligned.slots):
-                        self._update(aligned, scale)
-            self._gradients.clear()
-            if self.snapshot is not None:
-                self.snapshot.copy_rest()
-                self.snapshot = None
-        self._stepping.after(scale is not None)
-        self._counters.global_steps += 1
-        self._counters.skipped_steps += int(scale is None)
+        self.refuse_what_was_cut_short()
+        if self._gradients.incomplete:
+            raise ChunkStateError(
+                "the last backward ended early, so the gradients are not those of a whole batch. "
+                "Drop them with optimizer.zero_grad() and run forward and backward again"
+            )
+        with InterruptsAfterwards():
+            self.torn = True
+            with self._segments.step():
+                scale = self._update_all()
+            self._stepping.after(scale is not None)
+            self._counters.global_steps += 1
+            self._counters.skipped_steps += int(scale is None)
+            self.torn = False
         return loss
+
+    def refuse_what_was_cut_short(self) -> None:
+        """Raise if the weights are not those of one step."""
+        if self.torn:
+            raise ChunkStateError(
+                "the last optimizer step ended early: some weights are of that step and some of "
+                "the one before. Go on from a checkpoint with load_checkpoint"
+            )
+
+    def _update_all(self) -> GradScale | None:
+        self._gradients.collect_rewritten()
+        scale = self._stepping.before()
+        if scale is not None:
+            for aligned in self.model_state.aligned:
+                if aligned.gradient is not None and any(s.has_grad for s in aligned.slots):
+                    self._update(aligned, scale)
+        self._gradients.clear()
+        if self.snapshot is not None:
+            self.snapshot.copy_rest()
+            self.snapshot = None
+        return scale
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are laid out in chunks when the engine is made; later ones are refused.
@@ -131,9 +163,16 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, except in the middle of a gradient accumulation."""
-        if self._counters.accumulation_is_complete():
+        """Forget the gradients, except in the middle of a gradient accumulation.
+
+        After a backward that ended early they are forgotten there too, and the accumulation begins
+        anew.
+        """
+        incomplete = self._gradients.incomplete
+        if incomplete or self._counters.accumulation_is_complete():
             self._gradients.clear()
+        if incomplete:
+            self._counters.restart_accumulation()
 
     def _update(self, aligned: AlignedChunks, scale: GradScale) -> None:
         manager, state = self.model_state.manager, self.model_state

@@ -8,8 +8,11 @@ two steps is an iteration of its own, so evaluation neither spoils a plan nor ne
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,12 +48,13 @@ class Segments:
         self._running = False
         self.planned = False
         self._forwards = 0
-        self._depth = 0
+        self._watching = False
+        self._outer: FrameType | None = None  # who runs the segment that is running
 
     @contextmanager
     def forward(self, key: Hashable) -> Iterator[None]:
         """A forward with gradients; begins an iteration if none is running."""
-        if self._depth == 0:
+        if not self._is_nested():
             self._forwards += 1
             if self._running and self._forwards > _MOST_FORWARDS:
                 self.abandon()
@@ -62,7 +66,7 @@ class Segments:
     @contextmanager
     def evaluation(self, key: Hashable) -> Iterator[None]:
         """A forward without gradients."""
-        alone = not self._running and self._depth == 0
+        alone = not self._running and not self._is_nested()
         if alone:
             self._begin(("evaluation", key))
         with self._segment(("evaluation", key)):
@@ -101,17 +105,19 @@ class Segments:
 
     @contextmanager
     def _segment(self, name: Hashable, *, watch: bool = True) -> Iterator[None]:
-        if self._depth:  # a module that calls the engine again: part of the outer segment
+        if self._is_nested():  # a module that calls the engine again: part of the outer segment
             yield
             return
         planned = self._manager.segment(name) and self.planned
         self.planned = planned
-        self._depth += 1
         try:
+            self._outer = _caller()
             with ExitStack() as stack:
                 if not planned:
+                    self._live.recount()
                     self._manager.set_other(0, self.base + self._live.nbytes)
                     if watch:
+                        self._watching = True
                         stack.enter_context(
                             WatchOperators(self._live, self._before_operator, self._after_operator)
                         )
@@ -120,13 +126,27 @@ class Segments:
             self.abandon()
             raise
         finally:
-            self._depth -= 1
+            self._outer, self._watching = None, False
+
+    def _is_nested(self) -> bool:
+        """Whether this is called from within a segment.
+
+        An exception may have come before a segment could note its end; then nobody runs it.
+        """
+        frame = None if self._outer is None else sys._getframe(1)
+        while frame is not None:
+            if frame is self._outer:
+                return True
+            frame = frame.f_back
+        return False
 
     def _before_operator(self, nbytes: int) -> None:
-        if nbytes:
+        if nbytes and self._watching:
             self._manager.set_other(0, self.base + self._live.nbytes + nbytes)
 
     def _after_operator(self) -> None:
+        if not self._watching:
+            return  # the mode outlived its segment, which an exception cut short
         counted = self.base + self._live.nbytes
         if self._allocated_peak is not None:
             # Scratch memory of kernels, gone again: the plan must leave room for it.
@@ -134,6 +154,14 @@ class Segments:
             if peak > counted:
                 self._manager.set_other(0, peak)
         self._manager.set_other(0, counted)
+
+
+def _caller() -> FrameType | None:
+    """The frame that a segment was entered from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    return frame
 
 
 def signature(module: torch.nn.Module, args: Any, kwargs: Any) -> Hashable:

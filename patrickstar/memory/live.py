@@ -45,9 +45,14 @@ class LiveStorages:
         if key in self._seen or self._is_managed(key):
             return
         nbytes = storage.nbytes()
+        # First, so that nothing is counted for good if this is interrupted in between.
+        weakref.finalize(storage, self._forget, key).atexit = False
         self._seen[key] = nbytes
         self.nbytes += nbytes
-        weakref.finalize(storage, self._forget, key).atexit = False
+
+    def recount(self) -> None:
+        """Make the sum right, should an interrupt have come between two lines."""
+        self.nbytes = sum(self._seen.values())
 
     def _forget(self, key: int) -> None:
         self.nbytes -= self._seen.pop(key, 0)
