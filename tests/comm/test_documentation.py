@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tests.comm.conftest import ROOT
+from tests.rank_pool import ROOT
 
 PAGE = ROOT / "docs" / "comm.md"
 EXAMPLE = ROOT / "examples" / "comm_without_modules.py"

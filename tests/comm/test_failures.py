@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from patrickstar.comm import CommError, Communicator, OwnerComm, ShardedComm
-from tests.comm.conftest import ROOT, Died
+from tests.rank_pool import ROOT, Died
 
 TIMEOUT = 2.5
 # The timeout, a few beats to find out who it was, and a busy machine.

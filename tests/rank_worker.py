@@ -1,6 +1,6 @@
 """One rank of the test pool: runs functions of test modules, each in a process group of its own.
 
-Started by `conftest.py` as `python rank_worker.py SOCKET`. A message names a function by file and
+Started by `rank_pool.py` as `python rank_worker.py SOCKET`. A message names a function by file and
 name, so it does not matter how pytest imports test modules.
 """
 

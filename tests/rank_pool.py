@@ -1,4 +1,4 @@
-"""Real gloo groups for tests: a pool of four processes that every test of this folder shares.
+"""Real gloo groups for tests: a pool of processes that all tests share.
 
 Starting a process costs seconds, a process group milliseconds; so processes are kept and each run
 gets a group of its own, over a file store (no ports). A process that a test kills is replaced.
@@ -11,14 +11,12 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PATIENCE = 60.0
 
 
@@ -100,11 +98,3 @@ class RankPool:
                     worker[0].wait(20)
                 except subprocess.TimeoutExpired:
                     worker[0].kill()
-
-
-@pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    """A pool of processes that serve as ranks."""
-    pool = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield pool
-    pool.close()
