@@ -28,6 +28,7 @@ class Overrides:
     device_memory: str | None = None
     host_memory: str | None = None
     disk: str | None = None
+    record: Path | None = None
 
 
 def run_config(file: Path | None, overrides: Overrides) -> dict[str, Any]:
@@ -49,6 +50,8 @@ def run_config(file: Path | None, overrides: Overrides) -> dict[str, Any]:
         "host": overrides.host_memory,
         "disk": None if overrides.disk is None else disk_place(overrides.disk),
     }
+    if overrides.record is not None:
+        _section(config, "patrickstar")["record"] = str(overrides.record)
     given = {tier: value for tier, value in memory.items() if value is not None}
     if given:
         _section(config, "patrickstar", "memory").update(given)

@@ -86,6 +86,7 @@ Disk = Annotated[str | None, typer.Option(metavar="PATH[:SIZE]", help="Folder to
 Metrics = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a JSON line a step. [none]")
 ]
+Record = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Record for `report`. [none]")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -107,16 +108,17 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
         host_memory: HostMemory = None,
         disk: Disk = None,
         metrics: Metrics = None,
+        record: Record = None,
         debug: Debug = False,
     ) -> None:
-        overrides = Overrides(batch_size, learning_rate, device_memory, host_memory, disk)
+        overrides = Overrides(batch_size, learning_rate, device_memory, host_memory, disk, record)
         with reported(debug=debug):
             choice = choose(model, hf_config, checkpointing=checkpoint_activations)
             settings = run_config(config, overrides)
             batch, length = micro_batch_size(settings), sequence_length(tokens, choice)
             corpus = load_corpus(data)
             batches = Batches(corpus.tokens, batch_size=batch, sequence_length=length, seed=seed)
-            with MetricsFile(metrics) as file:
+            with MetricsFile(metrics) as file, MetricsFile(_recorded(record)) as recorded:
                 console = Console()
                 _announce(console, choice, corpus, batch, length)
                 torch.manual_seed(seed)
@@ -127,14 +129,20 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
                         for made in training_steps(engine, optimizer, batches, steps):
                             totals.add(made)
                             file.write(made)
+                            recorded.write(made)
                             show(made, engine.memory_report())
                 finally:
                     engine.close()
                     if totals.steps:
-                        display.summarise(console, totals, file, peak_resident())
+                        shown = file if record is None else recorded
+                        display.summarise(console, totals, shown, peak_resident())
 
     train.__doc__ = f"Train a model on bytes under memory budgets.\n\n{_EXAMPLE}"
     return train
+
+
+def _recorded(folder: Path | None) -> Path | None:
+    return None if folder is None else folder / "metrics.jsonl"
 
 
 def _announce(

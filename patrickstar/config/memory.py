@@ -124,6 +124,9 @@ class PatrickStar(Section):
         "planned", "what is evicted: planned, lru, fifo, or a class, `package.module:Class`"
     )
     prefetch: Bool = honoured(True, "fetch chunks ahead of their use")
+    record: Folder | None = honoured(
+        None, "folder that what happens in the run is written to, for `patrickstar report`"
+    )
     deepspeed_exact: Bool = honoured(
         False, "reproduce DeepSpeed's arithmetic, also where it has a known defect"
     )

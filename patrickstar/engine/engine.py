@@ -26,6 +26,7 @@ from patrickstar.engine.deepspeed_names import DeepSpeedNames
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.precision import Precision
+from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.refusal import shapes_of, with_smallest
 from patrickstar.engine.resuming import load
 from patrickstar.engine.saved_tensors import SavedTensors
@@ -69,6 +70,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self.accumulation_steps = accumulation_steps
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
+        self.record: RecordedRun | None = None
         self.data_position: Any | None = None
         self._snapshot: Snapshot | None = None
         self._last_inputs: Any = None
@@ -115,6 +117,8 @@ class Engine(DeepSpeedNames, nn.Module):
                 f"backward needs a scalar loss, got {what}; take the mean, or pick the loss out of "
                 "the model's output (output.loss, output['loss'])"
             )
+        if self.record is not None:
+            self.record.recording.loss(float(loss.detach()))
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
         self._refuse_what_was_cut_short()
@@ -402,3 +406,5 @@ class Engine(DeepSpeedNames, nn.Module):
         finally:
             self._gradients.remove_hooks()
             self._state.manager.close()
+            if self.record is not None:
+                self.record.close()

@@ -61,6 +61,7 @@ def settings_from(config: Config) -> RunSettings:
         piece_size=ours.piece_size,
         device=device,
         update_on=update_on,
+        record=ours.record,
         skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
         make_scheduler=(
             None

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.pieces import PiecedParameter, rehome
 from patrickstar.engine.precision import Precision
+from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState, StateSpecification
 from patrickstar.engine.stepping import Stepping
@@ -55,6 +57,7 @@ class RunSettings:
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
     update_on: Literal["host", "device"] = "host"
+    record: Path | None = None  # a folder that the run is recorded into
 
 
 def make_engine(
@@ -63,16 +66,21 @@ def make_engine(
     param_groups: ParamGroups | None = None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     """Build the model into chunks and wrap it."""
+    tiers = make_tiers(settings)
+    record = None if settings.record is None else RecordedRun(settings.record, tiers)
     manager = ChunkManager(
-        make_tiers(settings),
+        tiers,
         policy=settings.policy,
         plan=settings.plan,
         prefetch=settings.prefetch,
+        observer=None if record is None else record.recording,
     )
     try:
-        return _assemble(provider, settings, param_groups, manager)
+        return _assemble(provider, settings, param_groups, manager, record)
     except BaseException:
         manager.close()
+        if record is not None:
+            record.close()
         raise
 
 
@@ -98,6 +106,7 @@ def _assemble(
     settings: RunSettings,
     param_groups: ParamGroups | None,
     manager: ChunkManager,
+    record: RecordedRun | None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     home = ChunkHome(manager)
     with _nursery(manager, home, settings) as nursery:
@@ -123,7 +132,9 @@ def _assemble(
     gradients = Gradients(state, stepping.collected)
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
-    segments = Segments(manager, device, base, allocated_peak(device))
+    segments = Segments(
+        manager, device, base, allocated_peak(device), None if record is None else record.recording
+    )
     engine = Engine(
         module, state, gradients, segments, settings.precision, settings.accumulation_steps
     )
@@ -137,6 +148,10 @@ def _assemble(
         segments,
     )
     engine.optimizer = optimizer
+    if record is not None:
+        record.begin(manager, _facts_of(state, settings))
+        record.follow(engine)
+        engine.record = record
     if settings.make_scheduler is not None:
         engine.schedule_with(settings.make_scheduler(optimizer))
     return engine, optimizer
@@ -187,6 +202,19 @@ def _lay_out(
     _refuse_unmanaged(state)
     _reserve_disk(state, settings)
     return groups, state
+
+
+def _facts_of(state: ModelState, settings: RunSettings) -> dict[str, Any]:
+    return {
+        "parameters": sum(slot.numel for _, slot in state.slots.values()),
+        "state_bytes": state.total_bytes(),
+        "chunks": len(state.aligned),
+        "chunk_elements": state.limit,
+        "precision": str(settings.precision.dtype).removeprefix("torch."),
+        "optimizer": type(settings.rule).__name__,
+        "policy": type(settings.policy).__name__,
+        "planned": settings.plan,
+    }
 
 
 def parameter_groups(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from patrickstar.engine.recording import Recording
 from patrickstar.memory import ChunkManager
 from patrickstar.memory.live import LiveStorages, WatchOperators
 
@@ -31,6 +32,7 @@ class Segments:
         device: whose memory the compute tier is.
         base: bytes on the compute tier that are always there and no chunk owns (buffers).
         allocated_peak: the most bytes that the device gave out since the last call, if it tells.
+        recording: is told when iterations and segments begin and end, if there is one.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class Segments:
         device: torch.device,
         base: int,
         allocated_peak: Callable[[], int] | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self._manager = manager
         self.base = base
         self._allocated_peak = allocated_peak
+        self._recording = recording
         self.device = device
         self._live = LiveStorages(manager.owns, device.type)
         self._running = False
@@ -60,7 +64,7 @@ class Segments:
                 self.abandon()
             if not self._running:
                 self._begin(key)
-        with self._segment(("forward", key)):
+        with self._segment(("forward", key), "forward"):
             yield
 
     @contextmanager
@@ -69,16 +73,16 @@ class Segments:
         alone = not self._running and not self._is_nested()
         if alone:
             self._begin(("evaluation", key))
-        with self._segment(("evaluation", key)):
+        with self._segment(("evaluation", key), "evaluation"):
             yield
         if alone:
-            self._end()
+            self._end(complete=False)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
         if not self._running:
             self._begin("backward")
-        with self._segment("backward"):
+        with self._segment("backward", "backward"):
             yield
 
     @contextmanager
@@ -86,30 +90,38 @@ class Segments:
         """The optimizer step, which ends the iteration."""
         if not self._running:
             self._begin("step")
-        with self._segment("step", watch=False):
+        with self._segment("step", "step", watch=False):
             yield
-        self._end()
+        self._end(complete=True)
 
     def abandon(self) -> None:
         """Something went wrong or nowhere; the next segment begins a new iteration."""
         self._manager.abandon_iteration()
+        if self._recording is not None and self._running:
+            self._recording.ended_iteration(complete=False)
         self._running = False
 
     def _begin(self, key: Hashable) -> None:
         self.planned = self._manager.begin_iteration(key)
         self._running, self._forwards = True, 1
+        if self._recording is not None:
+            self._recording.began_iteration(planned=self.planned)
 
-    def _end(self) -> None:
+    def _end(self, *, complete: bool) -> None:
         self._manager.end_iteration()
+        if self._recording is not None:
+            self._recording.ended_iteration(complete=complete)
         self._running = False
 
     @contextmanager
-    def _segment(self, name: Hashable, *, watch: bool = True) -> Iterator[None]:
+    def _segment(self, name: Hashable, kind: str, *, watch: bool = True) -> Iterator[None]:
         if self._is_nested():  # a module that calls the engine again: part of the outer segment
             yield
             return
         planned = self._manager.segment(name) and self.planned
         self.planned = planned
+        if self._recording is not None:
+            self._recording.began_segment(kind)
         try:
             self._outer = _caller()
             with ExitStack() as stack:
@@ -122,6 +134,8 @@ class Segments:
                             WatchOperators(self._live, self._before_operator, self._after_operator)
                         )
                 yield
+            if self._recording is not None:
+                self._recording.ended_segment()
         except BaseException:
             self.abandon()
             raise

@@ -2,6 +2,7 @@
 
 from patrickstar.memory.chunk import Chunk, MemoryReport, TierUsage
 from patrickstar.memory.manager import ChunkManager
+from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.planner import Plan, make_plan
 from patrickstar.memory.policy import Candidate, Fifo, FurthestNextUse, Lru, Policy
 from patrickstar.memory.sizes import format_bytes, parse_bytes
@@ -21,6 +22,7 @@ __all__ = [
     "Lru",
     "MemoryReport",
     "Moment",
+    "Observer",
     "Plan",
     "Policy",
     "Spool",
@@ -28,6 +30,7 @@ __all__ = [
     "TierUsage",
     "Trace",
     "Use",
+    "Why",
     "format_bytes",
     "make_plan",
     "parse_bytes",

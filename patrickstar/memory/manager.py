@@ -34,6 +34,7 @@ from patrickstar.memory.iterations import Iterations
 from patrickstar.memory.lease import Lease
 from patrickstar.memory.ledger import CopyState
 from patrickstar.memory.mover import Mover
+from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.playback import Playback
 from patrickstar.memory.policy import FurthestNextUse, Policy
 from patrickstar.memory.residency import Residency
@@ -50,6 +51,7 @@ class ChunkManager:
         plan: whether repeated iterations are planned; without it the policy decides alone.
         prefetch: whether plans load chunks ahead of their use.
         threads: how many copies run at once.
+        observer: is told what happens, if there is one.
     """
 
     def __init__(
@@ -60,9 +62,10 @@ class ChunkManager:
         plan: bool = True,
         prefetch: bool = True,
         threads: int = 2,
+        observer: Observer | None = None,
     ) -> None:
         self.policy: Policy = policy or FurthestNextUse()
-        self._residency = Residency(tiers, threads)
+        self._residency = Residency(tiers, threads, observer)
         self._iterations = Iterations(self.policy, plan=plan, prefetch=prefetch)
         self._mover = Mover(self._residency, self.policy, self._iterations)
         self.tiers, self.ledger = self._residency.tiers, self._residency.ledger
@@ -317,15 +320,14 @@ class ChunkManager:
                     f"chunk {chunk.id} is in use on {self.tiers[tier].name}, or a tensor that is "
                     "no permanent view still refers to its storage; it cannot be evicted"
                 )
-            self._mover.evict(chunk.id, tier)
+            self._mover.evict(chunk.id, tier, Why.ASKED)
 
     def _set_other(self, tier: int, nbytes: int) -> None:
         # What is there already stays on the books while room is made: it is there.
         grown = nbytes - self.ledger.tiers[tier].other
         if grown > 0:
             self._mover.make_room({tier: grown}, what="activations and other tensors need")
-        self.ledger.set_other(tier, nbytes)
-        self._residency.settle_tier(tier)
+        self._residency.set_other(tier, nbytes)
         if self._iterations.recorder is not None:
             self._iterations.recorder.other(tier, nbytes)
 
@@ -364,6 +366,8 @@ class ChunkManager:
         actions = self._iterations.moment(now, lambda: self._held(now))
         if actions is None:
             return
+        if self._residency.observer is not None:
+            self._residency.observer.moment(now)
         for action in actions:
             self._mover.schedule(action)
         playback = self._iterations.playback
@@ -398,8 +402,7 @@ class ChunkManager:
                 raise
             # The largest of another path is a guess; what is there must do.
             account = self.ledger.tiers[tier]
-            self.ledger.set_other(tier, max(0, int(min(nbytes, account.room + account.other))))
-            self._residency.settle_tier(tier)
+            self._residency.set_other(tier, max(0, int(min(nbytes, account.room + account.other))))
 
     def _pin(self, use: Use, pinned: list[Use]) -> None:
         self.ledger.pin(use.chunk, use.tier, writes=use.access.writes)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from patrickstar.errors import BudgetError
 from patrickstar.memory.iterations import Iterations
 from patrickstar.memory.ledger import CopyState
+from patrickstar.memory.observer import Why
 from patrickstar.memory.planner import Action
 from patrickstar.memory.policy import Candidate, Policy
 from patrickstar.memory.residency import Residency
@@ -96,7 +97,7 @@ class Mover:
         elif (chunk, tier) not in self.kept and self.residency.can_leave(chunk, tier):
             if self.residency.is_saved(chunk, tier):
                 del self._leaving[chunk, tier]
-                self.residency.drop(chunk, tier)
+                self.residency.drop(chunk, tier, Why.PLAN)
             elif self.ledger.state(chunk, tier + 1) is CopyState.ABSENT:
                 self._try_save(chunk, tier)
 
@@ -177,7 +178,7 @@ class Mover:
         while lacking := [tier for tier, nbytes in need.items() if not fits(tier, nbytes)]:
             self._free_some(lacking[0], need[lacking[0]], what)
 
-    def evict(self, chunk: int, tier: int) -> None:
+    def evict(self, chunk: int, tier: int, why: Why) -> None:
         """Make a chunk leave `tier`, saving it first if it has to be."""
         lower = tier + 1
         nbytes = self.residency.nbytes(chunk)
@@ -186,7 +187,7 @@ class Mover:
             dirty = self.ledger.is_dirty(chunk, tier)
             saved = self.residency.is_saved(chunk, tier) if planned else not dirty
             if saved and not self.ledger.entry(chunk).locks[tier]:
-                self.residency.drop(chunk, tier)
+                self.residency.drop(chunk, tier, Why.PLAN if planned else why)
             elif dirty and lower == len(self.residency.tiers):
                 raise self._no_room(tier, nbytes, "a chunk would have to leave")
             elif self.residency.is_moving(chunk):
@@ -238,7 +239,7 @@ class Mover:
         while True:
             chosen = self._policy.choose(candidates)
             try:
-                self.evict(chosen.chunk, tier)
+                self.evict(chosen.chunk, tier, Why.ROOM)
                 return
             except BudgetError:
                 candidates = [c for c in candidates if not c.dirty or c.nbytes < chosen.nbytes]

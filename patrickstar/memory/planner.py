@@ -53,6 +53,7 @@ class Plan:
         saved: bytes per iteration that leave a tier for the one below, per tier.
         peak: the highest use of each tier.
         smallest: the smallest capacity of each tier that holds its largest moment.
+        in_use: bytes of each tier at each moment.
     """
 
     trace: Trace
@@ -61,6 +62,7 @@ class Plan:
     saved: dict[int, int] = field(default_factory=dict)
     peak: dict[int, int] = field(default_factory=dict)
     smallest: dict[int, int] = field(default_factory=dict)
+    in_use: dict[int, list[int]] = field(default_factory=dict)
 
     def fits(self, capacities: Sequence[int | None]) -> bool:
         return all(
@@ -116,7 +118,7 @@ def _plan(
             now.extend(todo)
             _hand_down(use, todo, tier + 1)
         plan.loaded[tier], plan.saved[tier] = actions.loaded, actions.saved
-        plan.peak[tier] = actions.peak
+        plan.peak[tier], plan.in_use[tier] = actions.peak, actions.taken
     return plan
 
 

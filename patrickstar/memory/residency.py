@@ -8,6 +8,7 @@ taken or given back, a copy begins on a thread or ends. What should be where is 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 from patrickstar.errors import ChunkStateError
@@ -15,6 +16,7 @@ from patrickstar.memory.chunk import Chunk
 from patrickstar.memory.copying import prepare_copy
 from patrickstar.memory.heap import ProcessHeap
 from patrickstar.memory.ledger import CopyState, Ledger
+from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.pinned import PinnedTier
 from patrickstar.memory.tensors import ChunkTensors
 from patrickstar.memory.tiers import CpuTier, Tier
@@ -27,6 +29,7 @@ class Residency:
 
     Args:
         threads: how many copies run at once.
+        observer: is told what changes, if there is one.
 
     Attributes:
         chunks: all there are, by id.
@@ -34,8 +37,11 @@ class Residency:
         moved: bytes copied so far, by source and target tier.
     """
 
-    def __init__(self, tiers: Sequence[Tier], threads: int) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], threads: int, observer: Observer | None = None
+    ) -> None:
         self.tiers = list(tiers)
+        self.observer = observer
         self.ledger = Ledger([(tier.name, tier.capacity) for tier in tiers])
         self.tensors = ChunkTensors(self.tiers)
         self.chunks: dict[int, Chunk] = {}
@@ -103,20 +109,21 @@ class Residency:
         for chunk, tier in places:
             self.blank(chunk)
             self.ledger.create(chunk, tier)
+            self._note_placed(chunk, tier)
             self.settle_tier(tier)
 
     def wrote(self, chunk: int, tier: int) -> None:
         """The copy on `tier` has new contents, so no other has."""
-        self._give_back(chunk, self.ledger.wrote(chunk, tier))
+        self._give_back(chunk, self.ledger.wrote(chunk, tier), Why.WRITTEN)
 
     def blank(self, chunk: int) -> None:
         """The contents of the chunk are dead."""
-        self._give_back(chunk, self.ledger.blank(chunk))
+        self._give_back(chunk, self.ledger.blank(chunk), Why.RELEASED)
 
-    def drop(self, chunk: int, tier: int) -> None:
+    def drop(self, chunk: int, tier: int, why: Why) -> None:
         """Give up a copy that another makes superfluous."""
         self.ledger.drop(chunk, tier)
-        self._give_back(chunk, [tier])
+        self._give_back(chunk, [tier], why)
 
     def start(self, chunk: int, source: int, target: int) -> None:
         """Begin a copy; there is room for it."""
@@ -129,6 +136,7 @@ class Residency:
         except BaseException:
             self.ledger.fail_load(chunk, source, target)
             raise
+        self._note_placed(chunk, target)
         self.settle_tier(target)
         work = prepare_copy(chunk, nbytes, from_, to)
         self._threads.start(Transfer(chunk, source, target), work)
@@ -140,11 +148,19 @@ class Residency:
             if wait:
                 raise ChunkStateError("a transfer is waited for that was never started")
             return False
-        completion = self._threads.wait() if wait else self._threads.poll()
+        completion = self._wait() if wait else self._threads.poll()
         if completion is None:
             return False
         self._finish(completion)
         return True
+
+    def _wait(self) -> Completion:
+        if self.observer is None:
+            return self._threads.wait()
+        began = time.perf_counter()
+        completion = self._threads.wait()
+        self.observer.waited(began, time.perf_counter())
+        return completion
 
     def _finish(self, completion: Completion) -> None:
         self.in_flight -= 1
@@ -152,10 +168,20 @@ class Residency:
         chunk, source, target = made.chunk, made.source, made.target
         if completion.error is not None:
             self.ledger.fail_load(chunk, source, target)
-            self.tiers[target].give_back(chunk)
+            self._give_back(chunk, [target], Why.FAILED)
             raise completion.error
         self.ledger.finish_load(chunk, source, target)
         self.moved[source, target] = self.moved.get((source, target), 0) + self.nbytes(chunk)
+        if self.observer is not None:
+            began, ended = completion.began, completion.ended
+            self.observer.moved(self.chunks[chunk], source, target, began, ended)
+
+    def set_other(self, tier: int, nbytes: int) -> None:
+        """So much of `tier` is in use by what no chunk owns."""
+        self.ledger.set_other(tier, nbytes)
+        self.settle_tier(tier)
+        if self.observer is not None:
+            self.observer.other(tier, nbytes)
 
     def settle_tier(self, tier: int) -> None:
         """Keep what the tier and the heap hold beside chunks inside the budget."""
@@ -184,6 +210,10 @@ class Residency:
         self.ledger.mend([(use.chunk, use.tier, use.access.writes) for use in uses])
         for number, tier in enumerate(self.tiers):
             tier.mend({chunk for chunk in self.chunks if self.ledger.is_valid(chunk, number)})
+        if self.observer is not None:
+            tiers = range(len(self.tiers))
+            places = [(c, t) for c in self.chunks for t in tiers if self.ledger.is_valid(c, t)]
+            self.observer.mended([(self.chunks[chunk], tier) for chunk, tier in places])
 
     def forget(self, chunk: int) -> None:
         """A blank chunk is gone for good."""
@@ -204,6 +234,12 @@ class Residency:
         if self._heap is not None:
             self._heap.close()
 
-    def _give_back(self, chunk: int, tiers: Sequence[int]) -> None:
+    def _give_back(self, chunk: int, tiers: Sequence[int], why: Why) -> None:
         for tier in tiers:
             self.tiers[tier].give_back(chunk)
+            if self.observer is not None:
+                self.observer.left(self.chunks[chunk], tier, why)
+
+    def _note_placed(self, chunk: int, tier: int) -> None:
+        if self.observer is not None:
+            self.observer.placed(self.chunks[chunk], tier)

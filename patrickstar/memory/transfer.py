@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,10 +30,15 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Completion:
-    """A transfer that ended; `error` is what stopped it, or None."""
+    """A transfer that ended; `error` is what stopped it, or None.
+
+    `began` and `ended` are when its bytes moved, by `time.perf_counter`.
+    """
 
     transfer: Transfer
     error: BaseException | None
+    began: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass(eq=False)
@@ -60,11 +66,12 @@ class TransferThreads:
         if not copy.claim.acquire(blocking=False):
             return  # given up
         error: BaseException | None = None
+        began = time.perf_counter()
         try:
             copy.carry()
         except BaseException as caught:  # handed to the main thread, which raises it
             error = caught
-        self._done.put((copy, Completion(copy.transfer, error)))
+        self._done.put((copy, Completion(copy.transfer, error, began, time.perf_counter())))
         copy.ended.set()  # after it was handed back: `give_up` changes where that goes
 
     def poll(self) -> Completion | None:

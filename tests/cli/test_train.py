@@ -55,6 +55,19 @@ def test_a_run_ends_with_a_summary_and_writes_a_line_of_metrics_a_step(
     assert initialize.engine is not None and initialize.engine.closed
 
 
+def test_a_recorded_run_has_its_metrics_in_the_folder_and_says_so_to_the_engine(
+    tmp_path: Path, text: Path
+) -> None:
+    initialize = FakeInitialize(losses=[4.0, 3.0, 2.0])
+    result = train(initialize, text, "--record", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [4.0, 3.0, 2.0]
+    assert initialize.engine is not None
+    assert initialize.engine.config["patrickstar"]["record"] == str(tmp_path / "run")
+    assert str(tmp_path / "run" / "metrics.jsonl") in result.stdout
+
+
 def test_without_a_terminal_steps_are_plain_lines(text: Path) -> None:
     result = train(FakeInitialize(), text)
     steps = [line for line in result.stdout.splitlines() if line.startswith("step ")]
