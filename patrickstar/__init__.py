@@ -16,6 +16,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from patrickstar import (
+        accelerator,
+        checkpointing,
+        comm,
+        ops,
+        runtime,
+        utils,
+        zero,
+    )
+    from patrickstar.accelerator import get_accelerator
     from patrickstar.api import (
         add_config_arguments,
         init_distributed,
@@ -23,6 +33,8 @@ if TYPE_CHECKING:
         initialize_engine,
     )
     from patrickstar.engine.engine import Engine
+    from patrickstar.engine.engine import Engine as DeepSpeedEngine
+    from patrickstar.engine.logs import log_dist, logger
     from patrickstar.errors import (
         BudgetError,
         CheckpointError,
@@ -39,22 +51,54 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "DeepSpeedEngine",
     "Engine",
     "PatrickStarError",
     "SpoolError",
+    "accelerator",
     "add_config_arguments",
+    "checkpointing",
+    "comm",
+    "get_accelerator",
     "init_distributed",
     "initialize",
     "initialize_engine",
+    "log_dist",
+    "logger",
+    "ops",
+    "runtime",
+    "utils",
+    "zero",
 ]
 
-_HOMES = {"Engine": "patrickstar.engine.engine"} | dict.fromkeys(
+_MODULES = {"accelerator", "checkpointing", "comm", "ops", "runtime", "utils", "zero"}
+_HOMES = {
+    "Engine": "patrickstar.engine.engine",
+    "DeepSpeedEngine": "patrickstar.runtime.engine",
+    "get_accelerator": "patrickstar.accelerator",
+    "log_dist": "patrickstar.engine.logs",
+    "logger": "patrickstar.engine.logs",
+} | dict.fromkeys(
     ("add_config_arguments", "init_distributed", "initialize", "initialize_engine"),
     "patrickstar.api",
 )
+# Names of DeepSpeed's that have no counterpart, and what to do instead.
+_ABSENT = {
+    "init_inference": "there is no inference engine; use the module itself, under torch.no_grad",
+    "InferenceEngine": "there is no inference engine; use the module itself, under torch.no_grad",
+    "PipelineModule": "there is no pipeline parallelism; memory budgets make large models fit",
+    "PipelineEngine": "there is no pipeline parallelism; memory budgets make large models fit",
+    "pipe": "there is no pipeline parallelism; memory budgets make large models fit",
+    "moe": "there is no expert parallelism; experts that are ordinary modules work",
+    "tp_model_init": "there is no tensor parallelism; memory budgets make large models fit",
+    "OnDevice": "use torch.device as a context, or zero.Init",
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"patrickstar.{name}")
     if name not in __all__:
-        raise AttributeError(f"module 'patrickstar' has no attribute {name!r}")
+        reason = f": {_ABSENT[name]}" if name in _ABSENT else ""
+        raise AttributeError(f"module 'patrickstar' has no attribute {name!r}{reason}")
     return getattr(importlib.import_module(_HOMES.get(name, "patrickstar.errors")), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from patrickstar.config import Config, load_config
@@ -136,8 +138,38 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     return parser
 
 
-def init_distributed(*args: Any, **kwargs: Any) -> None:
-    """Accepted: a run on one rank has nothing to set up."""
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: datetime.timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Make the process group, as `deepspeed.init_distributed`; does nothing if there is one.
+
+    Under a launcher its environment (RANK, WORLD_SIZE, MASTER_ADDR) is used; a process without one
+    is a group of its own.
+
+    Args:
+        dist_backend: "gloo" by default.
+        timeout: of a collective.
+        init_method, rank, world_size: as for `torch.distributed.init_process_group`.
+        auto_mpi_discovery, distributed_port, verbose, dist_init_required, config: accepted.
+    """
+    if dist.is_initialized() or dist_init_required is False:
+        return
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    if init_method is not None or rank >= 0:
+        options |= {"init_method": init_method, "rank": rank, "world_size": world_size}
+    elif not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        options |= {"store": alone, "rank": 0, "world_size": 1}
+    dist.init_process_group(dist_backend or "gloo", **options)
 
 
 def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Config:

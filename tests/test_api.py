@@ -124,6 +124,8 @@ def test_the_config_comes_from_the_arguments_of_the_script(tmp_path: Path) -> No
     parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
     arguments = parser.parse_args(["--deepspeed", "--deepspeed_config", str(file)])
     deepspeed.init_distributed()
+    assert deepspeed.comm.get_world_size() == 1
+    deepspeed.comm.destroy_process_group()
     engine, *_ = deepspeed.initialize(args=arguments, model=network())
     assert engine.gradient_accumulation_steps() == 2
     assert engine.zero_optimization_stage() == 2

@@ -6,7 +6,8 @@ See `docs/comm.md` for a tour. What a user needs:
 - `ShardedComm`, `OwnerComm`: the two ways to spread chunks over ranks, behind `ChunkComm`;
 - `OrderedIssuer`: the same order of collectives on every rank;
 - `Communicator.reductions`: scalars over ranks;
-- `CommError`: what any of it raises.
+- `CommError`: what any of it raises;
+- `get_rank`, `all_reduce` and the like, from `torch_names`: `torch.distributed` for scripts.
 """
 
 from patrickstar.comm.chunk_comm import ChunkComm
@@ -20,6 +21,25 @@ from patrickstar.comm.order import Collective, Slot, merge_orders
 from patrickstar.comm.owner import OwnerComm
 from patrickstar.comm.sharded import ShardedComm
 from patrickstar.comm.topology import Topology
+from patrickstar.comm.torch_names import (
+    ReduceOp,
+    all_gather,
+    all_gather_object,
+    all_reduce,
+    barrier,
+    broadcast,
+    broadcast_object_list,
+    destroy_process_group,
+    get_global_rank,
+    get_local_rank,
+    get_rank,
+    get_world_group,
+    get_world_size,
+    is_available,
+    is_initialized,
+    new_group,
+    reduce,
+)
 from patrickstar.comm.work import AllOf, Work
 
 __all__ = [
@@ -37,13 +57,30 @@ __all__ = [
     "OwnedLayout",
     "OwnerComm",
     "Part",
+    "ReduceOp",
     "ShardLayout",
     "ShardedComm",
     "Slot",
     "Ticket",
     "Topology",
     "Work",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
     "assign_owners",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "get_global_rank",
+    "get_local_rank",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "is_available",
+    "is_initialized",
     "merge_orders",
+    "new_group",
+    "reduce",
     "ring_bytes",
 ]

@@ -16,6 +16,7 @@ from torch import nn
 
 from patrickstar.errors import ConfigError
 from patrickstar.optim import SGD, Adam, AdamW, TorchRule, UpdateRule
+from patrickstar.optim.rule_optimizer import RuleOptimizer
 
 _OWN: dict[type[torch.optim.Optimizer], Callable[[], UpdateRule]] = {
     torch.optim.AdamW: AdamW,
@@ -43,11 +44,21 @@ def rule_of(optimizer: torch.optim.Optimizer) -> tuple[UpdateRule, dict[str, Any
             "the optimizer passed to initialize has been stepped before; its states cannot be "
             "taken over. Pass a new one, and load states with load_checkpoint"
         )
-    make = _OWN.get(type(optimizer))
-    rule: UpdateRule = make() if make is not None else TorchRule(type(optimizer))
+    rule = _rule_with_its_formula(optimizer)
     known = rule.defaults
     given = {k: v for k, v in optimizer.defaults.items() if k in known}
     return rule, {**known, **given}
+
+
+def _rule_with_its_formula(optimizer: torch.optim.Optimizer) -> UpdateRule:
+    if isinstance(optimizer, RuleOptimizer):
+        return optimizer.rule
+    make = _OWN.get(type(optimizer))
+    if make is None:
+        return TorchRule(type(optimizer))
+    if make is Adam and optimizer.defaults.get("decoupled_weight_decay"):
+        return AdamW()
+    return make()
 
 
 def groups_of(

@@ -34,7 +34,7 @@ class Nursery:
     def __init__(
         self, manager: ChunkManager, home: ChunkHome, piece_size: int = DEFAULT_PIECE_SIZE
     ) -> None:
-        self.manager, self._home, self._piece_size = manager, home, piece_size
+        self.manager, self.home, self._piece_size = manager, home, piece_size
         memory = [tier for tier in manager.tiers if isinstance(tier, CpuTier)]
         budgets = [tier.capacity for tier in memory if tier.capacity is not None]
         # A thirty-second of the tightest budget, in fp32.
@@ -49,7 +49,7 @@ class Nursery:
             return
         rows = rows_per_piece(parameter.shape, self._piece_size)
         if rows is not None and parameter.is_contiguous():
-            split(parameter, rows, self._home, self.adopt)
+            split(parameter, rows, self.home, self.adopt)
             return
         numel = parameter.numel()
         chunk, offset = self._place(parameter.dtype, numel)
@@ -58,7 +58,7 @@ class Nursery:
         data = view_of(flat, offset, parameter.shape, stride)
         with self.manager.use([Use(chunk.id, Access.UPDATE)]):
             data.copy_(parameter.detach())
-        manage(parameter, data, self._home)
+        manage(parameter, data, self.home)
         self.manager.keep_view(chunk, parameter)
 
     def readopt(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
@@ -124,7 +124,9 @@ def _is_dense(parameter: nn.Parameter) -> bool:
 
 
 @contextmanager
-def _into(nursery: Nursery) -> Iterator[None]:
+def into(nursery: Nursery) -> Iterator[None]:
+    """Every parameter that a module registers meanwhile goes to `nursery`."""
+
     def hook(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if parameter is not None:
             nursery.adopt(parameter)
@@ -170,7 +172,7 @@ def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn
     if isinstance(provider, nn.Module):
         module = provider
     else:
-        with _into(nursery):
+        with into(nursery):
             module = provider()
         if not isinstance(module, nn.Module):
             raise ConfigError(

@@ -109,7 +109,66 @@ class DeepSpeedNames:
     def world_size(self) -> int:
         return 1
 
-    def module_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The full weights; see `Engine.state_dict`."""
-        found: dict[str, Any] = self.state_dict(*args, **kwargs)  # type: ignore[attr-defined]
+    def zero_optimization(self) -> bool:
+        """Whether the config asks for a stage of ZeRO."""
+        return self.zero_optimization_stage() > 0
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        """Whether the config asks for stage 2 or 3."""
+        return self.zero_optimization_stage() >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        """Whether the config asks for stage 3."""
+        return self.zero_optimization_stage() >= 3
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale adapts."""
+        return self.fp16_enabled() and not self.config.fp16.loss_scale
+
+    def steps_per_print(self) -> int | None:
+        found: int | None = self.config.steps_per_print
         return found
+
+    def wall_clock_breakdown(self) -> bool:
+        return bool(self.config.wall_clock_breakdown)
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """Samples of a step, samples of a forward, forwards of a step."""
+        return (
+            self.train_batch_size(),
+            self.train_micro_batch_size_per_gpu(),
+            self.gradient_accumulation_steps(),
+        )
+
+    def get_mom(self) -> list[Any]:
+        """The momentum of every parameter group; its betas where it has those."""
+        groups = self.optimizer.param_groups  # type: ignore[attr-defined]
+        return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
+
+    def module_state_dict(
+        self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The full weights; see `Engine.state_dict`.
+
+        Args:
+            exclude_frozen_parameters: leave out what is not trained.
+        """
+        found: dict[str, Any] = self.state_dict(*args, **kwargs)  # type: ignore[attr-defined]
+        if exclude_frozen_parameters:
+            parameters = self.module.named_parameters(remove_duplicate=False)
+            for frozen in [name for name, p in parameters if not p.requires_grad]:
+                found.pop(frozen, None)
+        return found
+
+    def load_module_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Load full weights; see `Engine.load_state_dict`."""
+        self.load_state_dict(state_dict, strict=strict)  # type: ignore[attr-defined]
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the module; see `torch.nn.Module.compile`."""
+        kwargs.update(kwargs.pop("compile_kwargs", {}))
+        self.module.compile(*args, **kwargs)
+
+    def destroy(self) -> None:
+        """See `Engine.close`."""
+        self.close()  # type: ignore[attr-defined]

@@ -75,6 +75,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self._snapshot: Snapshot | None = None
         self._last_inputs: Any = None
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        state.home.training = _training_of(weakref.ref(self))
 
     # Running
 
@@ -98,12 +99,15 @@ class Engine(DeepSpeedNames, nn.Module):
         except BudgetError as error:
             raise self._refusal(error) from error
 
-    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> torch.Tensor:
+    def backward(
+        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> torch.Tensor:
         """Run the backward of `loss`, scaled for the accumulation and the precision.
 
         Args:
             loss: a scalar.
             retain_graph: as for `torch.Tensor.backward`.
+            scale_wrt_gas: divide by the number of accumulation steps.
 
         Returns:
             `loss` divided by the number of accumulation steps.
@@ -119,7 +123,7 @@ class Engine(DeepSpeedNames, nn.Module):
             )
         if self.record is not None:
             self.record.recording.loss(float(loss.detach()))
-        if self.accumulation_steps > 1:
+        if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
         self._refuse_what_was_cut_short()
         stores = self._gradients.stores
@@ -405,6 +409,17 @@ class Engine(DeepSpeedNames, nn.Module):
             self.wait_for_checkpoint()
         finally:
             self._gradients.remove_hooks()
+            self._state.home.training = None
             self._state.manager.close()
             if self.record is not None:
                 self.record.close()
+
+
+def _training_of(engine: weakref.ref[Engine]) -> Callable[[], Training | None]:
+    """Tells the parts of the run as long as its engine is there, without keeping it there."""
+
+    def training() -> Training | None:
+        there = engine()
+        return None if there is None else there._training()
+
+    return training

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from patrickstar.memory import Access, ChunkManager, Use
+
+if TYPE_CHECKING:
+    from patrickstar.engine.ahead import Ahead
+    from patrickstar.engine.contents import Training
 
 
 class ChunkHome:
@@ -17,6 +21,9 @@ class ChunkHome:
     Attributes:
         on_write: called with a chunk's id when its contents are changed from Python outside the
             engine. Gradients are served by `grads`, once there are any.
+        training: tells the parts of the run that trains these tensors, once there is one.
+        laid_out: whether the chunks have the layout of a run, in which nobody can be replaced.
+        ahead: what these tensors were built with before there is a run, see `engine.ahead`.
     """
 
     def __init__(self, manager: ChunkManager) -> None:
@@ -26,6 +33,9 @@ class ChunkHome:
         self.get_gradient: Callable[[Any], torch.Tensor | None] | None = None
         self.set_gradient: Callable[[Any, torch.Tensor | None], None] | None = None
         self.move_to_new_data: Callable[[Any, torch.Tensor], None] | None = None
+        self.training: Callable[[], Training | None] | None = None
+        self.laid_out = False
+        self.ahead: Ahead | None = None
 
     def use(self, tensors: list[Any], *, writes: list[Any]) -> AbstractContextManager[None]:
         chunks = self._chunks(tensors)

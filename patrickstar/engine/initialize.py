@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from patrickstar.engine.ahead import Ahead, bring_in, take_over
 from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
 from patrickstar.engine.device import allocated_peak, free_budget, move_unmanaged
 from patrickstar.engine.engine import Engine
@@ -66,22 +67,34 @@ def make_engine(
     param_groups: ParamGroups | None = None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     """Build the model into chunks and wrap it."""
-    tiers = make_tiers(settings)
-    record = None if settings.record is None else RecordedRun(settings.record, tiers)
-    manager = ChunkManager(
+    ahead = take_over(provider, settings)
+    record: RecordedRun | None = None
+    if ahead is not None and settings.device is None:
+        manager = ahead.manager
+    else:
+        tiers = make_tiers(settings)
+        record = None if settings.record is None else RecordedRun(settings.record, tiers)
+        manager = make_manager(settings, tiers, record)
+    try:
+        return _assemble(provider, settings, param_groups, manager, ahead, record)
+    except BaseException:
+        manager.close()
+        if record is not None:
+            record.close()
+        raise
+
+
+def make_manager(
+    settings: RunSettings, tiers: list[Tier], record: RecordedRun | None = None
+) -> ChunkManager:
+    """A memory manager over `tiers`, with the policy of a run."""
+    return ChunkManager(
         tiers,
         policy=settings.policy,
         plan=settings.plan,
         prefetch=settings.prefetch,
         observer=None if record is None else record.recording,
     )
-    try:
-        return _assemble(provider, settings, param_groups, manager, record)
-    except BaseException:
-        manager.close()
-        if record is not None:
-            record.close()
-        raise
 
 
 def make_tiers(settings: RunSettings) -> list[Tier]:
@@ -106,10 +119,14 @@ def _assemble(
     settings: RunSettings,
     param_groups: ParamGroups | None,
     manager: ChunkManager,
+    ahead: Ahead | None,
     record: RecordedRun | None,
 ) -> tuple[Engine, ChunkedOptimizer]:
-    home = ChunkHome(manager)
-    with _nursery(manager, home, settings) as nursery:
+    same = ahead is not None and ahead.manager is manager
+    home = ahead.home if same and ahead is not None else ChunkHome(manager)
+    with _nursery(manager, home, settings, ahead) as nursery:
+        if isinstance(provider, nn.Module):
+            bring_in(provider, nursery)
         module = build(provider, nursery)
         settings.precision.cast_buffers(module)
         if settings.device is not None:
@@ -158,24 +175,37 @@ def _assemble(
 
 
 @contextmanager
-def _nursery(manager: ChunkManager, home: ChunkHome, settings: RunSettings) -> Iterator[Nursery]:
-    """Where the model is built: in CPU memory always, so that its random numbers are the CPU's.
+def _nursery(
+    manager: ChunkManager, home: ChunkHome, settings: RunSettings, ahead: Ahead | None
+) -> Iterator[Nursery]:
+    """Where the model is built, or was built ahead.
 
     A run that computes on an accelerator builds in a manager of its own, which has half of the
     host budget until the weights have moved out.
     """
     if settings.device is None:
-        yield Nursery(manager, home, settings.piece_size)
+        yield Nursery(manager, home, settings.piece_size) if ahead is None else ahead.nursery
         return
-    budget = None if settings.host_budget is None else settings.host_budget // 2
-    tiers: list[Tier] = [CpuTier("host", budget)]
-    if settings.disk is not None:
-        tiers.append(DiskTier("disk", Spool(*settings.disk)))
-    with closing(ChunkManager(tiers)) as building:
+    begun = building(settings) if ahead is None else ahead
+    with closing(begun.manager):
         host = home.host_tier
-        manager.set_other(host, budget or 0)
-        yield Nursery(building, ChunkHome(building), settings.piece_size)
+        manager.set_other(host, begun.manager.ledger.tiers[0].capacity or 0)
+        yield begun.nursery
         manager.set_other(host, 0)
+
+
+def building(settings: RunSettings) -> Ahead:
+    """Where a model is built: in CPU memory always, so that its random numbers are the CPU's."""
+    if settings.device is None:
+        manager = make_manager(settings, make_tiers(settings))
+    else:
+        budget = None if settings.host_budget is None else settings.host_budget // 2
+        tiers: list[Tier] = [CpuTier("host", budget)]
+        if settings.disk is not None:
+            tiers.append(DiskTier("disk", Spool(*settings.disk)))
+        manager = ChunkManager(tiers)
+    home = ChunkHome(manager)
+    return Ahead(settings, manager, home, Nursery(manager, home, settings.piece_size))
 
 
 def _lay_out(

@@ -188,8 +188,8 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             if self.snapshot is not None:
                 self.snapshot.before_update(aligned)
             if aligned.changed:
-                _follow_parameters(state, aligned)
-            self._start_states(aligned, hyper)
+                follow_parameters(state, aligned)
+            start_states(state, aligned, hyper)
             for slot in aligned.slots:
                 slot.step += int(slot.has_grad)
             runs = list(self._runs(aligned))
@@ -209,16 +209,6 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         """
         remade = aligned.master is not None and all(slot.has_grad for slot in aligned.slots)
         return Access.OVERWRITE if remade and not aligned.changed else Access.UPDATE
-
-    def _start_states(self, aligned: AlignedChunks, hyper: dict[str, Any]) -> None:
-        if aligned.started:
-            return
-        aligned.started = True
-        state = self.model_state
-        for specification in state.rule.states(hyper):
-            if specification.init:
-                chunk = aligned.states[specification.name]
-                state.manager.tensor(chunk, state.update_tier).fill_(specification.init)
 
     def _runs(self, aligned: AlignedChunks) -> Iterator[Run]:
         """The contiguous ranges whose parameters have gradients and share a step count."""
@@ -253,7 +243,18 @@ def _alike(slots: list[Slot]) -> Iterator[list[Slot]]:
         yield run
 
 
-def _follow_parameters(state: ModelState, aligned: AlignedChunks) -> None:
+def start_states(state: ModelState, aligned: AlignedChunks, hyper: dict[str, Any]) -> None:
+    """Give states their first values before the first update; the caller holds their chunks."""
+    if aligned.started:
+        return
+    aligned.started = True
+    for specification in state.rule.states(hyper):
+        if specification.init:
+            chunk = aligned.states[specification.name]
+            state.manager.tensor(chunk, state.update_tier).fill_(specification.init)
+
+
+def follow_parameters(state: ModelState, aligned: AlignedChunks) -> None:
     """Let the masters follow parameters that were changed from Python since the last update.
 
     Where a parameter is still the rounding of its master, nobody changed it and the master keeps

@@ -236,7 +236,7 @@ class ModelState:
         Construction chunks are given up as soon as the last parameter has left them, so the
         budget is kept all the way.
         """
-        self.home.move_to_new_data = None
+        self.home.move_to_new_data, self.home.laid_out = None, True
         left: dict[int, int] = {chunk.id: 0 for chunk in nursery.chunks}
         chunk_of: dict[int, int] = {}
         for aligned in self.aligned:

@@ -138,6 +138,10 @@ class ChunkManager:
         """
         self._tensors.keep_view(chunk, view)
 
+    def drop_view(self, view: torch.Tensor) -> None:
+        """`view` was a permanent view and lies elsewhere now, outside any chunk."""
+        self._tensors.drop_view(view)
+
     def is_referenced(self, chunk: Chunk) -> bool:
         """Whether anything but permanent views refers to the chunk's tier-0 storage."""
         return self._tensors.is_referenced(chunk.id)

@@ -71,6 +71,12 @@ class ChunkTensors:
         end.atexit = False
         self._views[id(view)] = end
 
+    def drop_view(self, view: torch.Tensor) -> None:
+        """`view` lies elsewhere now."""
+        left = self._views.get(id(view))
+        if left is not None:
+            left()
+
     def is_referenced(self, chunk: int) -> bool:
         """Whether anything but permanent views refers to the chunk's tier-0 storage."""
         tensor = self._tensors.get((chunk, 0))

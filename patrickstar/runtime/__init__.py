@@ -1,0 +1,1 @@
+"""`deepspeed.runtime`: the modules of DeepSpeed's that scripts import from, as names only."""
