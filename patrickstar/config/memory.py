@@ -127,6 +127,9 @@ class PatrickStar(Section):
     record: Folder | None = honoured(
         None, "folder that what happens in the run is written to, for `patrickstar report`"
     )
+    overlap_update: Bool = honoured(
+        True, "leave an update that moves chunks to the next use of its weights; same numbers"
+    )
     deepspeed_exact: Bool = honoured(
         False, "reproduce DeepSpeed's arithmetic, also where it has a known defect"
     )

@@ -278,6 +278,7 @@ class Engine(DeepSpeedNames, nn.Module):
         """
         self._refuse_what_was_cut_short()
         self.wait_for_checkpoint()
+        self.memory.do_due()
         assert self.optimizer is not None
         write = Snapshot if asynchronous else save
         written = write(
@@ -328,6 +329,7 @@ class Engine(DeepSpeedNames, nn.Module):
             CheckpointError: it is missing, damaged, or does not fit this run.
         """
         self.wait_for_checkpoint()
+        self.memory.do_due()
         if tag is None and not has_latest(Path(load_dir)):
             warnings.warn(
                 f"there is no file 'latest' in {str(load_dir)!r}: nothing is loaded, and training "
@@ -407,6 +409,7 @@ class Engine(DeepSpeedNames, nn.Module):
         """
         try:
             self.wait_for_checkpoint()
+            self.memory.do_due()
         finally:
             self._gradients.remove_hooks()
             self._state.home.training = None

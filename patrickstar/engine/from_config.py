@@ -55,6 +55,7 @@ def settings_from(config: Config) -> RunSettings:
         policy=policy_named(ours.policy),
         plan=ours.policy not in ("lru", "fifo"),
         prefetch=ours.prefetch,
+        overlap_update=ours.overlap_update,
         grad_dtype=grad_dtype,
         round_masters=ours.deepspeed_exact,
         exact=ours.deepspeed_exact,

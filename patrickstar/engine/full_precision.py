@@ -21,10 +21,10 @@ from torch import nn
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.contents import Training
 from patrickstar.engine.home import ChunkHome
-from patrickstar.engine.optimizer import follow_parameters, start_states
 from patrickstar.engine.parameter import ManagedParameter
 from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.state import AlignedChunks, Slot
+from patrickstar.engine.updating import follow_parameters, start_states
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, Use
 

@@ -69,6 +69,8 @@ class Gradients:
         chunk = aligned.gradient
         assert chunk is not None
         self.stores += 1
+        if self._manager.is_due(chunk):  # an update that still reads the old ones
+            self._manager.do_due((chunk.id,))
         blank = self._manager.ledger.is_blank(chunk.id)
         with self._manager.use([Use(chunk.id, Access.OVERWRITE if blank else Access.UPDATE)]):
             flat = self._manager.tensor(chunk)
@@ -128,10 +130,10 @@ class Gradients:
                         self._collected(slot, view)
 
     def clear_chunk(self, aligned: AlignedChunks) -> None:
-        """Forget the gradients of one chunk."""
+        """Forget the gradients of one chunk; an update that is due keeps their values."""
         for slot in aligned.slots:
             slot.has_grad = False
-        if aligned.gradient is not None:
+        if aligned.gradient is not None and not self._manager.is_due(aligned.gradient):
             self._manager.release(aligned.gradient)
 
     def cut_short(self, stores: int) -> None:

@@ -40,6 +40,8 @@ class ChunkHome:
     def use(self, tensors: list[Any], *, writes: list[Any]) -> AbstractContextManager[None]:
         chunks = self._chunks(tensors)
         written = self._chunks(writes) if writes else {}
+        if written:  # what is due sees the contents from before
+            self.manager.do_due(tuple(written))
         uses = [Use(c, Access.UPDATE if c in written else Access.READ) for c in chunks]
         if written and self.on_write is not None:
             for chunk in written:

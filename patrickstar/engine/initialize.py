@@ -19,6 +19,7 @@ from patrickstar.engine.engine import Engine
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.pieces import PiecedParameter, rehome
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.recorded_run import RecordedRun
@@ -55,6 +56,7 @@ class RunSettings:
     exact: bool = False
     skip_overflow: bool = False
     piece_size: int = DEFAULT_PIECE_SIZE
+    overlap_update: bool = True
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
     update_on: Literal["host", "device"] = "host"
@@ -149,9 +151,9 @@ def _assemble(
     gradients = Gradients(state, stepping.collected)
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
-    segments = Segments(
-        manager, device, base, allocated_peak(device), None if record is None else record.recording
-    )
+    overlap = Overlap(state, enabled=settings.overlap_update)
+    recording = None if record is None else record.recording
+    segments = Segments(manager, device, base, overlap, allocated_peak(device), recording)
     engine = Engine(
         module, state, gradients, segments, settings.precision, settings.accumulation_steps
     )
@@ -163,6 +165,7 @@ def _assemble(
         engine,
         stepping,
         segments,
+        overlap,
     )
     engine.optimizer = optimizer
     if record is not None:

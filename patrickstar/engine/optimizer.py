@@ -1,26 +1,28 @@
 """The optimizer that users step: an ordinary `torch.optim.Optimizer` whose state lives in chunks.
 
 Parameter groups, hyperparameters and learning-rate schedulers work as with any other. A step walks
-the chunks in order, fetches what one chunk's update needs, and gives its gradients up afterwards:
-`step` consumes the gradients, so nothing of them is carried to a lower tier for a `zero_grad` that
-would only forget them.
+the chunks in order, fetches what one chunk's update needs, and gives its gradients up afterwards,
+or puts the update off until the weights are used next (see `overlap`). `step` consumes the
+gradients either way: they are None afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
 
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.interruption import InterruptsAfterwards
+from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.segments import Segments
-from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.engine.state import AlignedChunks, ModelState
 from patrickstar.engine.stepping import Stepping
+from patrickstar.engine.updating import ChunkUpdate
 from patrickstar.errors import ChunkStateError, ConfigError
-from patrickstar.memory import Access, Use
-from patrickstar.optim import GradScale, Run, Scratch
+from patrickstar.optim import GradScale, Scratch
 
 
 class Counters(Protocol):
@@ -51,6 +53,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         groups: parameter groups as `torch.optim` takes them.
         counters: what counts steps and knows where an accumulation ends.
         stepping: decides about scale, clipping and overflow.
+        overlap: puts updates off to the next forward.
 
     Attributes:
         torn: a step ended early: some weights are of that step and some of the one before.
@@ -65,11 +68,13 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         counters: Counters,
         stepping: Stepping,
         segments: Segments,
+        overlap: Overlap,
     ) -> None:
         super().__init__(groups, defaults)
         self.model_state = state
         self._gradients = gradients
         self._counters, self._stepping, self._segments = counters, stepping, segments
+        self._overlap = overlap
         self._scratch = Scratch()
         self.snapshot: BeforeUpdates | None = None
         self.torn = False
@@ -136,12 +141,16 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             )
 
     def _update_all(self) -> GradScale | None:
+        self.model_state.manager.do_due()
         self._gradients.collect_rewritten()
         scale = self._stepping.before()
         if scale is not None:
+            later = self.snapshot is None and self._segments.may_put_off()
             for aligned in self.model_state.aligned:
                 if aligned.gradient is not None and any(s.has_grad for s in aligned.slots):
-                    self._update(aligned, scale)
+                    update = ChunkUpdate.decide(aligned, self.param_groups[aligned.group], scale)
+                    if not (later and self._put_off(update)):
+                        self._update(update)
         self._gradients.clear()
         if self.snapshot is not None:
             self.snapshot.copy_rest()
@@ -174,97 +183,32 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         if incomplete:
             self._counters.restart_accumulation()
 
-    def _update(self, aligned: AlignedChunks, scale: GradScale) -> None:
-        manager, state = self.model_state.manager, self.model_state
-        tier = state.update_tier
-        assert aligned.gradient is not None
-        uses = [Use(aligned.gradient.id, Access.READ, tier)]
-        uses.append(Use(aligned.parameter.id, self._parameter_access(aligned), tier))
-        if aligned.master is not None:
-            uses.append(Use(aligned.master.id, Access.UPDATE, tier))
-        uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
-        hyper = self.param_groups[aligned.group]
-        with manager.use(uses):
+    def _update(self, update: ChunkUpdate) -> None:
+        with self.model_state.manager.use(update.uses(self.model_state.update_tier)):
             if self.snapshot is not None:
-                self.snapshot.before_update(aligned)
-            if aligned.changed:
-                follow_parameters(state, aligned)
-            start_states(state, aligned, hyper)
-            for slot in aligned.slots:
-                slot.step += int(slot.has_grad)
-            runs = list(self._runs(aligned))
-            state.rule.apply(runs, hyper, grad_scale=scale, scratch=self._scratch)
-        with torch._C.DisableTorchFunctionSubclass():
-            torch.autograd.graph.increment_version(
-                [slot.parameter for slot in aligned.slots if slot.has_grad]
-            )
-        self._gradients.clear_chunk(aligned)
+                self.snapshot.before_update(update.aligned)
+            update.count()
+            update.make(self.model_state, self._scratch)
+        self._gradients.clear_chunk(update.aligned)
 
-    @staticmethod
-    def _parameter_access(aligned: AlignedChunks) -> Access:
-        """Parameters that are all made anew from their masters need not be there before.
+    def _put_off(self, update: ChunkUpdate) -> bool:
+        made = False
 
-        So once the backward is through with them they can leave without being saved, and their
-        room is free for what the step needs.
-        """
-        remade = aligned.master is not None and all(slot.has_grad for slot in aligned.slots)
-        return Access.OVERWRITE if remade and not aligned.changed else Access.UPDATE
+        def work() -> None:
+            nonlocal made
+            with InterruptsAfterwards(), ExitStack() as stack:
+                if made:  # an interrupt came before anybody could note it
+                    return
+                # Whoever uses the weights may be anywhere, also where results would be others.
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+                for device in {"cpu", self._segments.device.type}:
+                    stack.enter_context(torch.autocast(device, enabled=False))
+                self.torn = True
+                update.make(self.model_state, self._scratch)
+                made, self.torn = True, False
 
-    def _runs(self, aligned: AlignedChunks) -> Iterator[Run]:
-        """The contiguous ranges whose parameters have gradients and share a step count."""
-        manager, tier = self.model_state.manager, self.model_state.update_tier
-        assert aligned.gradient is not None
-        for slots in _alike(aligned.slots):
-            start, stop = slots[0].offset, slots[-1].offset + slots[-1].numel
-            whole = len(slots) == len(aligned.slots)
-
-            def flat(chunk: Any, start: int = start, stop: int = stop) -> torch.Tensor:
-                return manager.tensor(chunk, tier)[start:stop]
-
-            yield Run(
-                flat(aligned.parameter),
-                flat(aligned.gradient),
-                None if aligned.master is None else flat(aligned.master),
-                {name: flat(chunk) for name, chunk in aligned.states.items()},
-                slots[0].step,
-                aligned.layout() if whole else aligned.layout().cut(start, stop),
-            )
-
-
-def _alike(slots: list[Slot]) -> Iterator[list[Slot]]:
-    run: list[Slot] = []
-    for slot in slots:
-        if run and (not slot.has_grad or slot.step != run[0].step):
-            yield run
-            run = []
-        if slot.has_grad:
-            run.append(slot)
-    if run:
-        yield run
-
-
-def start_states(state: ModelState, aligned: AlignedChunks, hyper: dict[str, Any]) -> None:
-    """Give states their first values before the first update; the caller holds their chunks."""
-    if aligned.started:
-        return
-    aligned.started = True
-    for specification in state.rule.states(hyper):
-        if specification.init:
-            chunk = aligned.states[specification.name]
-            state.manager.tensor(chunk, state.update_tier).fill_(specification.init)
-
-
-def follow_parameters(state: ModelState, aligned: AlignedChunks) -> None:
-    """Let the masters follow parameters that were changed from Python since the last update.
-
-    Where a parameter is still the rounding of its master, nobody changed it and the master keeps
-    its full precision.
-    """
-    aligned.changed = False
-    if aligned.master is None:
-        return
-    parameter = state.manager.tensor(aligned.parameter, state.update_tier)
-    master = state.manager.tensor(aligned.master, state.update_tier)
-    differs = parameter != master.to(parameter.dtype)
-    if bool(differs.any()):
-        torch.where(differs, parameter.float(), master, out=master)
+        if not self._overlap.put_off(update, work):
+            return False
+        update.count()
+        return True

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.recording import Recording
 from patrickstar.memory import ChunkManager
 from patrickstar.memory.live import LiveStorages, WatchOperators
@@ -31,6 +32,7 @@ class Segments:
     Args:
         device: whose memory the compute tier is.
         base: bytes on the compute tier that are always there and no chunk owns (buffers).
+        overlap: knows which iterations make the updates of the one before.
         allocated_peak: the most bytes that the device gave out since the last call, if it tells.
         recording: is told when iterations and segments begin and end, if there is one.
     """
@@ -40,10 +42,12 @@ class Segments:
         manager: ChunkManager,
         device: torch.device,
         base: int,
+        overlap: Overlap,
         allocated_peak: Callable[[], int] | None = None,
         recording: Recording | None = None,
     ) -> None:
-        self._manager = manager
+        self._manager, self._overlap = manager, overlap
+        self._key: Hashable = None
         self.base = base
         self._allocated_peak = allocated_peak
         self._recording = recording
@@ -101,17 +105,24 @@ class Segments:
             self._recording.ended_iteration(complete=False)
         self._running = False
 
+    def may_put_off(self) -> bool:
+        """Whether the step of this iteration may leave its updates to the next one."""
+        return self.planned and self._overlap.may_put_off(self._key)
+
     def _begin(self, key: Hashable) -> None:
-        self.planned = self._manager.begin_iteration(key)
+        self._key = key
+        self.planned = self._manager.begin_iteration(self._overlap.begin(key))
         self._running, self._forwards = True, 1
         if self._recording is not None:
             self._recording.began_iteration(planned=self.planned)
 
     def _end(self, *, complete: bool) -> None:
-        self._manager.end_iteration()
+        self._running = False
+        trace = self._manager.end_iteration()
+        if trace is not None:
+            self._overlap.traced(self._key, trace)
         if self._recording is not None:
             self._recording.ended_iteration(complete=complete)
-        self._running = False
 
     @contextmanager
     def _segment(self, name: Hashable, kind: str, *, watch: bool = True) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """The chunk memory manager: a library of its own, without modules, optimizers or process groups."""
 
 from patrickstar.memory.chunk import Chunk, MemoryReport, TierUsage
+from patrickstar.memory.due import Due
 from patrickstar.memory.manager import ChunkManager
 from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.planner import Plan, make_plan
@@ -17,6 +18,7 @@ __all__ = [
     "ChunkManager",
     "CpuTier",
     "DiskTier",
+    "Due",
     "Fifo",
     "FurthestNextUse",
     "Lru",

@@ -90,14 +90,26 @@ class Iterations:
         self._current = ()
         if recorder is None:
             return None
-        trace = recorder.trace
+        self.plan(self._key, recorder.trace, sizes, capacities)
+        return recorder.trace
+
+    def plan(
+        self,
+        key: Hashable,
+        trace: Trace,
+        sizes: Mapping[int, int],
+        capacities: Sequence[int | None],
+    ) -> bool:
+        """Plan iterations of this key; whether there is a plan that fits the budgets."""
         # Chunks that lived for one iteration will not be back, so neither will the iteration.
         lasting = all(use.chunk in sizes for moment in trace.moments for use in moment.uses)
-        if self._plan and trace.moments and lasting:
-            plan = make_plan(trace, sizes, capacities, self._policy, prefetch=self._prefetch)
-            if plan.fits(capacities[:-1]):
-                self.plans[self._key] = Playback(plan)
-        return trace
+        if not (self._plan and trace.moments and lasting):
+            return False
+        plan = make_plan(trace, sizes, capacities, self._policy, prefetch=self._prefetch)
+        if plan.fits(capacities[:-1]):
+            self.plans[key] = Playback(plan)
+            return True
+        return False
 
     def abandon(self) -> None:
         """The iteration ended early; no plan is made of it."""

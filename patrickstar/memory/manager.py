@@ -30,6 +30,7 @@ import torch
 
 from patrickstar.errors import BudgetError, ChunkStateError, PatrickStarError
 from patrickstar.memory.chunk import Chunk, MemoryReport, TierUsage
+from patrickstar.memory.due import Due, DueWork
 from patrickstar.memory.iterations import Iterations
 from patrickstar.memory.lease import Lease
 from patrickstar.memory.ledger import CopyState
@@ -70,6 +71,7 @@ class ChunkManager:
         self._mover = Mover(self._residency, self.policy, self._iterations)
         self.tiers, self.ledger = self._residency.tiers, self._residency.ledger
         self._chunks, self._tensors = self._residency.chunks, self._residency.tensors
+        self._due = DueWork()
         self._failure: Exception | None = None  # of a transfer that nobody waited for
         self._next_id = 0
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
@@ -142,6 +144,10 @@ class ChunkManager:
         """`view` was a permanent view and lies elsewhere now, outside any chunk."""
         self._tensors.drop_view(view)
 
+    def is_in_use(self, chunk: Chunk) -> bool:
+        """Whether the chunk is in a `use` now, or something may read it past the manager."""
+        return any(self._residency.is_in_use(chunk.id, tier) for tier in range(len(self.tiers)))
+
     def is_referenced(self, chunk: Chunk) -> bool:
         """Whether anything but permanent views refers to the chunk's tier-0 storage."""
         return self._tensors.is_referenced(chunk.id)
@@ -171,6 +177,42 @@ class ChunkManager:
         except BaseException as error:
             self._doubt_unless_ours(error)
             raise
+
+    def before_next_use(self, due: Due) -> None:
+        """Put off `due.work` until one of `due.chunks` is used, however that comes about.
+
+        The chunks keep their contents until then, and whoever uses one of them finds the work done.
+        If room cannot be made for it, that use fails and the work stays due.
+        """
+        self._due.add(due)
+
+    def is_due(self, chunk: Chunk) -> bool:
+        """Whether work on `chunk` has been put off."""
+        return chunk.id in self._due
+
+    def has_due(self) -> bool:
+        """Whether any work has been put off."""
+        return bool(self._due)
+
+    def do_due(self, chunks: Sequence[int] | None = None) -> None:
+        """Do now what was put off, for these chunks or for all.
+
+        Raises:
+            BudgetError: there is no room for it; it stays due.
+        """
+        for due in self._due.all() if chunks is None else self._due.of(chunks):
+            self._do(due)
+
+    def _do(self, due: Due) -> None:
+        due.running = True
+        try:
+            with self.use(due.uses):
+                due.work()
+                self._due.remove(due)
+            for chunk in due.dead:
+                self.release(self._chunks[chunk])
+        finally:
+            due.running = False
 
     def prefetch(self, chunk: Chunk, tier: int = 0) -> None:
         """Begin to bring a chunk to `tier` as soon as there is room; does not wait."""
@@ -223,6 +265,11 @@ class ChunkManager:
         """The iteration is over; a first one of its kind is planned. Returns its trace, if new."""
         sizes = {chunk.id: chunk.nbytes for chunk in self._chunks.values()}
         return self._iterations.end(sizes, [tier.capacity for tier in self.tiers])
+
+    def plan_iteration(self, key: Hashable, trace: Trace) -> bool:
+        """Plan iterations of this key by a trace that was made elsewhere; whether it fits."""
+        sizes = {chunk.id: chunk.nbytes for chunk in self._chunks.values()}
+        return self._iterations.plan(key, trace, sizes, [tier.capacity for tier in self.tiers])
 
     def abandon_iteration(self) -> None:
         """The iteration ended early, by an exception for example; no plan is made of it.
@@ -342,6 +389,9 @@ class ChunkManager:
         leave nor be saved. Old contents are given up last, when every chunk has its place.
         """
         self._refuse_when_over()
+        if self._due:
+            for due in self._due.before(uses):
+                self._do(due)
         self._mover.keep(frozenset((use.chunk, use.tier) for use in uses))
         try:
             self._begin_moment(uses)

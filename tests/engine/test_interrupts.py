@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -163,10 +164,8 @@ def test_an_interrupt_waits_for_the_end_of_the_step_and_the_second_does_not(
     expected = run_plain(Squares, batches(4))
     rule = Interrupting()
     torch.manual_seed(0)
-    engine, optimizer = make_engine(
-        Squares,
-        settings(host=BUDGET, disk=tmp_path, chunk=CHUNK, rule=rule),  # type: ignore[arg-type]
-    )
+    how = settings(host=BUDGET, disk=tmp_path, chunk=CHUNK, rule=rule)  # type: ignore[arg-type]
+    engine, optimizer = make_engine(Squares, dataclasses.replace(how, overlap_update=False))
     losses = []
     for number, batch in enumerate(batches(4)):
         loss = engine(**batch)
