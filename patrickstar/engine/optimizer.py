@@ -157,6 +157,22 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             self.snapshot = None
         return scale
 
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradients so far by their global 2-norm, in place of the config's clipping.
+
+        It stands for `torch.nn.utils.clip_grad_norm_` over all parameters, with the same bits. The
+        gradients themselves stay as they are: the coming step multiplies them as it reads them.
+
+        Args:
+            max_norm: the largest norm; infinity only measures.
+
+        Returns:
+            the norm before clipping, without the loss scale.
+        """
+        self._gradients.collect_rewritten()
+        return self._stepping.clip_next(max_norm)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Groups are laid out in chunks when the engine is made; later ones are refused.
 

@@ -44,6 +44,7 @@ class Stepping:
         self._state, self._precision = state, precision
         self._clipping, self._exact, self._skip_overflow = clipping, exact, skip_overflow
         self._norms: dict[int, torch.Tensor | float] = {}
+        self._clip_next: float | None = None
         self.scheduler: Any | None = None
         self.grad_norm: float | None = None
         self.applied = False
@@ -57,6 +58,11 @@ class Stepping:
         else:
             wide = gradient if gradient.dtype is torch.float32 else gradient.float()
             self._norms[slot.index] = torch.linalg.vector_norm(wide)
+
+    def clip_next(self, max_norm: float) -> torch.Tensor:
+        """The norm of the gradients so far, unscaled; the coming step clips them to `max_norm`."""
+        self._clip_next = float(max_norm)
+        return torch.as_tensor(self._total() / self._precision.loss_scale)
 
     def before(self) -> GradScale | None:
         """The factors for this step's gradients; None if they have overflowed."""
@@ -72,17 +78,21 @@ class Stepping:
             scale = settled
         elif self._skip_overflow and not math.isfinite(self.grad_norm):
             return None
+        clipping = self._clipping if self._clip_next is None else self._clip_next
+        if math.isinf(clipping):
+            clipping = 0.0
         if self._exact:
-            return deepspeed_clip_coef(total, self._clipping, scale)
+            return deepspeed_clip_coef(total, clipping, scale)
         factors: list[float | torch.Tensor] = []
         if scale != 1.0:
             factors.append(1.0 / scale)
-        if self._clipping > 0:
-            factors.append(torch_clip_coef(total / scale, self._clipping))
+        if clipping > 0:
+            factors.append(torch_clip_coef(total / scale, clipping))
         return factors or 1.0
 
     def after(self, updated: bool) -> None:
         self.applied = updated
+        self._clip_next = None
         self._norms.clear()
         if updated and self.scheduler is not None:
             self.scheduler.step()
