@@ -7,6 +7,7 @@ that say when an accumulation is complete. Everything it works with is handed in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 import weakref
@@ -20,6 +21,7 @@ from torch import nn
 
 from patrickstar.checkpoint import has_latest
 from patrickstar.engine.agreement import What
+from patrickstar.engine.closing import hand_back
 from patrickstar.engine.compiled import pin_compiled_modules
 from patrickstar.engine.contents import Counters, Training
 from patrickstar.engine.deepspeed_names import DeepSpeedNames
@@ -35,7 +37,7 @@ from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.snapshot import Snapshot
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
-from patrickstar.errors import BudgetError
+from patrickstar.errors import BudgetError, ChunkStateError, PatrickStarError
 from patrickstar.memory import ChunkManager, MemoryReport
 
 
@@ -73,6 +75,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self.record: RecordedRun | None = None
         self.data_position: Any | None = None
         self._snapshot: Snapshot | None = None
+        self._closed = False
         self._last_inputs: Any = None
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         state.home.training = _training_of(weakref.ref(self))
@@ -81,8 +84,8 @@ class Engine(DeepSpeedNames, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; floating-point inputs are cast to the training precision."""
-        if torch.is_grad_enabled():
-            self._refuse_what_was_cut_short()
+        if torch.is_grad_enabled() or self._closed:
+            self._refuse_when_over()
         args, kwargs = self._precision.cast_inputs((args, kwargs))
         pin_compiled_modules(self.module, self._state, self._compiled)
         key = signature(self.module, args, kwargs)
@@ -125,7 +128,7 @@ class Engine(DeepSpeedNames, nn.Module):
             self.record.recording.loss(float(loss.detach()))
         if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
-        self._refuse_what_was_cut_short()
+        self._refuse_when_over()
         stores = self._gradients.stores
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
@@ -140,9 +143,9 @@ class Engine(DeepSpeedNames, nn.Module):
             raise
         return loss
 
-    def _refuse_what_was_cut_short(self) -> None:
+    def _refuse_when_over(self) -> None:
         if self.optimizer is not None:
-            self.optimizer.refuse_what_was_cut_short()
+            self.optimizer.refuse_when_over()
 
     def _refusal(self, error: BudgetError) -> BudgetError:
         if self._segments.planned or self._last_inputs is None:
@@ -276,7 +279,7 @@ class Engine(DeepSpeedNames, nn.Module):
                 checkpoints that were there before are as they were.
             ChunkStateError: an optimizer step ended early, so the weights are not those of one.
         """
-        self._refuse_what_was_cut_short()
+        self._refuse_when_over()
         self.wait_for_checkpoint()
         self.memory.do_due()
         assert self.optimizer is not None
@@ -403,19 +406,43 @@ class Engine(DeepSpeedNames, nn.Module):
             yield self.module
 
     def close(self) -> None:
-        """Stop moving chunks and give their memory back. The parameters keep their last values.
+        """Stop moving chunks and give their memory back. Closing twice is harmless.
 
-        Parameters that do not fit in memory are left without data.
+        Where the parameters fit the budget, they become ordinary ones with the values they have,
+        and `module` can be used without the engine; where not, they are left without data. See
+        `engine.closing`.
         """
+        if self._closed:
+            return
+        self._closed = True
         try:
             self.wait_for_checkpoint()
             self.memory.do_due()
         finally:
+            if self.optimizer is not None:
+                self.optimizer.closed = True
+            self._segments.abandon()
             self._gradients.remove_hooks()
             self._state.home.training = None
-            self._state.manager.close()
-            if self.record is not None:
-                self.record.close()
+            try:
+                # What cannot be brought back any more is what an error was raised for before.
+                with contextlib.suppress(PatrickStarError):
+                    hand_back(self.module, self._state)
+            finally:
+                self._state.manager.close()
+                if self.record is not None:
+                    self.record.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        raise ChunkStateError(
+            "an engine cannot be copied: its weights are in chunks that only one run may change. "
+            "copy.deepcopy(engine.module) copies the model into ordinary memory, and "
+            "save_checkpoint with load_checkpoint copies a run"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.__deepcopy__({})
+
 
 
 def _training_of(engine: weakref.ref[Engine]) -> Callable[[], Training | None]:

@@ -57,6 +57,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         torn: a step ended early: some weights are of that step and some of the one before.
+        closed: the engine is closed.
     """
 
     def __init__(
@@ -77,7 +78,13 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._overlap = overlap
         self._scratch = Scratch()
         self.snapshot: BeforeUpdates | None = None
-        self.torn = False
+        self.torn = self.closed = False
+        self._frozen = [
+            (slot.name, slot.parameter)
+            for aligned in state.aligned
+            for slot in aligned.slots
+            if aligned.gradient is None and not slot.parameter.requires_grad
+        ]
 
     @property
     def stepping(self) -> Stepping:
@@ -107,16 +114,18 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
         Raises:
             ChunkStateError: gradients or weights are not those of one whole backward and step,
-                because something ended early.
+                because something ended early; or the engine is closed.
+            ConfigError: a parameter requires a gradient that did not when the engine was made.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.refuse_when_over()
         self._counters.note_step()
         if not self._counters.accumulation_is_complete():
             return loss
-        self.refuse_what_was_cut_short()
+        self._refuse_unfrozen()
         if self._gradients.incomplete:
             raise ChunkStateError(
                 "the last backward ended early, so the gradients are not those of a whole batch. "
@@ -132,12 +141,31 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             self.torn = False
         return loss
 
-    def refuse_what_was_cut_short(self) -> None:
-        """Raise if the weights are not those of one step."""
+    def refuse_when_over(self) -> None:
+        """Raise if the engine is closed, or the weights are not those of one step."""
+        if self.closed:
+            raise ChunkStateError(
+                "this engine is closed. The module it had is an ordinary one again where its "
+                "parameters fit in memory: use engine.module, or make a new engine to train on"
+            )
         if self.torn:
             raise ChunkStateError(
                 "the last optimizer step ended early: some weights are of that step and some of "
                 "the one before. Go on from a checkpoint with load_checkpoint"
+            )
+
+    def _refuse_unfrozen(self) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            thawed = [(name, p) for name, p in self._frozen if p.requires_grad]
+            for _, parameter in thawed:
+                parameter.grad = None
+        if thawed:
+            raise ConfigError(
+                f"{len(thawed)} parameters were frozen when the engine was made and require a "
+                f"gradient now, {thawed[0][0]!r} among them: they have no place for gradients and "
+                "optimizer states, and would never be trained. Make the engine with "
+                "requires_grad=True on everything that is trained at some time, and freeze it "
+                "afterwards until then"
             )
 
     def _update_all(self) -> GradScale | None:

@@ -68,7 +68,7 @@ def _metadata() -> frozenset[Any]:
 METADATA = _metadata()
 _GRAD = torch.Tensor.grad
 _DATA = torch.Tensor.data
-_LEAKS = {"data_ptr", "numpy", "__array__", "__dlpack__", "storage", "data_ptr_as_int"}
+LEAKS = {"data_ptr", "numpy", "__array__", "__dlpack__", "storage", "data_ptr_as_int"}
 
 
 def _managed_among(values: Any) -> Iterator[Any]:
@@ -84,7 +84,7 @@ def _managed_among(values: Any) -> Iterator[Any]:
 def _is_write(func: Callable[..., Any]) -> bool:
     """Whether `func` changes its first argument, by the naming rule of torch."""
     name: str = getattr(func, "__name__", "")
-    if name in ("__set__", "__setitem__") or name in _LEAKS:
+    if name in ("__set__", "__setitem__") or name in LEAKS:
         return True
     if name.startswith("__i") and name.endswith("__"):
         return name not in ("__invert__", "__index__", "__int__")

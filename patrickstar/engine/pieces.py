@@ -8,7 +8,10 @@ shape and identity, and holds no data; operators that name it are carried out pi
 - `F.embedding` looks every row up in the host memory that its piece lives in, so that only the rows
   travel; a piece without a row is not touched,
 - initialisation and other elementwise in-place operators go through the pieces in order and draw
-  the same random numbers.
+  the same random numbers,
+- any other operator that makes a new tensor gets the whole, put together for as long as it runs,
+  if the budget has room for that. What would be a view of the whole is refused: there is no whole
+  that writes through it could reach.
 
 Whether a parameter is kept in pieces depends on its size alone (`patrickstar.piece_size`), never on
 a budget: the sums over pieces round differently from one large product, and where data lives must
@@ -23,18 +26,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import METADATA
-from patrickstar.errors import PatrickStarError
+from patrickstar.engine.whole import PiecesError, put_together
 from patrickstar.memory import Access, Use
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 _ROWS = 16  # pieces of whole blocks of 16 rows draw the random numbers of the whole
-
-
-class PiecesError(PatrickStarError, RuntimeError):
-    """An operator cannot be carried out on a parameter that is kept in pieces."""
 
 
 class PiecedParameter(nn.Parameter):
@@ -55,13 +55,8 @@ class PiecedParameter(nn.Parameter):
             return handler(func, *args, **kwargs)
         if _is_elementwise(func) and args and type(args[0]) is cls:
             return _elementwise(func, *args, **kwargs)
-        name = getattr(func, "__name__", str(func))
-        shape = next(tuple(a.shape) for a in (*args, *kwargs.values()) if type(a) is cls)
-        raise PiecesError(
-            f"{name} was called on a parameter of shape {shape}, which is kept in pieces because "
-            "it is longer than patrickstar.piece_size; pieces can be used by linear, embedding and "
-            "elementwise in-place operators. Raise patrickstar.piece_size to keep it whole"
-        )
+        found = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is cls]
+        return put_together(func, args, kwargs, found)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"PiecedParameter(shape={tuple(self.shape)}, pieces={len(self.pieces)})"
@@ -223,6 +218,16 @@ def rehome(parameter: PiecedParameter, home: ChunkHome, device: torch.device) ->
     parameter._home = home
 
 
+def become_ordinary(parameter: PiecedParameter) -> None:
+    """Join pieces that are ordinary parameters by now."""
+    with torch.no_grad():
+        whole = torch.cat([piece.detach() for piece in parameter.pieces])
+    parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    for name in ("pieces", "starts", "_home"):
+        del parameter.__dict__[name]
+    parameter.data = whole
+
+
 def _grad(func: Any, parameter: PiecedParameter, *value: Any) -> Any:
     """The gradient gathered from the pieces; it can be taken away but not set."""
     if func.__name__ == "__get__":
@@ -235,6 +240,13 @@ def _grad(func: Any, parameter: PiecedParameter, *value: Any) -> Any:
     for piece in parameter.pieces:
         piece.grad = None
     return None
+
+
+def _requires_grad(func: Any, parameter: PiecedParameter, value: bool) -> None:
+    with _PLAIN():
+        func(parameter, value)
+    for piece in parameter.pieces:
+        piece.requires_grad = value
 
 
 def _initialise(inner: Any) -> Any:
@@ -269,6 +281,7 @@ def _kaiming_uniform(
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.requires_grad: _requires_grad,
     F.linear: _linear,
     F.embedding: _embedding,
     torch.Tensor.__getitem__: _item,

@@ -109,10 +109,51 @@ def test_weights_are_loaded_into_pieces(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_an_operator_that_needs_the_whole_parameter_is_refused_by_name() -> None:
+def test_operators_that_make_new_tensors_get_the_whole_parameter(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    expected = Wide().head.weight
+    torch.manual_seed(0)
+    engine, _ = make_engine(Wide, pieced(host=2 * ROWS * WIDTH * 4, disk=tmp_path))
+    weight, x = engine.head.weight, torch.ones(ROWS)
+    assert torch.equal(x @ weight, x @ expected)
+    assert torch.equal(weight * 2, expected * 2)
+    assert weight.norm() == expected.norm()
+    assert torch.equal(weight.clone(), expected)
+    (weight.square().sum() + (x @ weight).sum()).backward()
+    (expected.square().sum() + (x @ expected).sum()).backward()
+    assert torch.equal(weight.grad, expected.grad)
+    engine.close()
+
+
+def test_the_whole_of_a_parameter_in_pieces_is_held_to_the_budget(tmp_path: Path) -> None:
+    engine, _ = make_engine(Wide, pieced(host=500_000, disk=tmp_path))
+    with pytest.raises(PiecesError, match=r"clone.*\(2048, 64\).*more than the host budget"):
+        engine.head.weight.clone()
+    engine.close()
+
+
+@pytest.mark.parametrize("view", ["t", "flatten", "numpy", "contiguous"])
+def test_a_view_of_the_whole_is_refused_by_name(view: str) -> None:
     engine, _ = make_engine(Wide, pieced())
-    with pytest.raises(PiecesError, match=r"svd.*\(2048, 64\).*piece_size"):
-        torch.svd(engine.head.weight)
+    with torch.no_grad(), pytest.raises(PiecesError, match=rf"{view}.*\(2048, 64\).*piece_size"):
+        getattr(engine.head.weight.data, view)()
+    engine.close()
+
+
+class Truncated(Wide):
+    def _init(self, module: nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+
+def test_a_truncated_normal_draws_the_numbers_of_the_whole(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    expected = Truncated().state_dict()
+    torch.manual_seed(0)
+    engine, _ = make_engine(Truncated, pieced(host=900_000, disk=tmp_path))
+    assert isinstance(engine.head.weight, PiecedParameter)
+    found = engine.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
     engine.close()
 
 
