@@ -444,7 +444,6 @@ class Engine(DeepSpeedNames, nn.Module):
         self.__deepcopy__({})
 
 
-
 def _training_of(engine: weakref.ref[Engine]) -> Callable[[], Training | None]:
     """Tells the parts of the run as long as its engine is there, without keeping it there."""
 

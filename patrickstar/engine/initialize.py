@@ -298,12 +298,22 @@ def _refuse_what_cannot_fit(state: ModelState) -> None:
 
 
 def _reserve_disk(state: ModelState, settings: RunSettings) -> None:
-    """Take the disk space that the whole state may need now, so that it cannot run out later."""
+    """Take the disk space that the whole state may need now, so that it cannot run out later.
+
+    A disk with less room does if memory can hold the rest. How much of it activations take shows
+    when they come; until then nothing is known to be too small.
+    """
+    tiers = state.manager.tiers
+    memory = [tier.capacity for tier in tiers if not isinstance(tier, DiskTier)]
     if settings.host_budget is None and settings.device_budget is None:
         return  # nothing will ever leave memory
-    for tier in state.manager.tiers:
+    total = state.total_bytes()
+    rest = 0 if None in memory else max(total - sum(budget or 0 for budget in memory), 0)
+    for number, tier in enumerate(tiers):
         if isinstance(tier, DiskTier):
-            tier.spool.preallocate(state.total_bytes())
+            reserved = tier.spool.preallocate(total, least=rest)
+            if reserved < total:
+                state.manager.limit(number, reserved)
 
 
 def _refuse_unmanaged(state: ModelState) -> None:

@@ -8,7 +8,7 @@ gradients either way: they are None afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import torch
 
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.interruption import InterruptsAfterwards
+from patrickstar.engine.optimizer_state import gather, scatter
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import AlignedChunks, ModelState
@@ -214,6 +215,27 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                 "groups as param_groups=... (a group that starts later can have lr 0 until then)"
             )
         super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and hyperparameters in the form of `torch.optim`; see `engine.optimizer_state`.
+
+        They are copied out of the chunks into ordinary memory, all of them; `save_checkpoint`
+        writes them with the rest of the run and needs no memory for it.
+
+        Raises:
+            ChunkStateError: the engine is closed, or a step ended early.
+        """
+        self.refuse_when_over()
+        return gather(self.model_state, self.param_groups)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, here or of the same kind in `torch.optim`.
+
+        Raises:
+            CheckpointError: it does not fit; nothing has been changed then.
+        """
+        self.refuse_when_over()
+        scatter(self.model_state, self.param_groups, state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, except in the middle of a gradient accumulation.

@@ -67,6 +67,17 @@ class PiecedParameter(nn.Parameter):
             yield start, start + piece.shape[0], piece
 
 
+def piece_name(whole: str, start: int, stop: int) -> str:
+    """What the rows from `start` to `stop` of a parameter are called."""
+    return f"{whole}[{start}:{stop}]"
+
+
+def whole_name(name: str) -> str:
+    """The name of the parameter that a piece is of; any other name as it is."""
+    whole, bracket, rows = name.rpartition("[")
+    return whole if bracket and rows.endswith("]") and ":" in rows else name
+
+
 def rows_per_piece(shape: torch.Size, piece_size: int) -> int | None:
     """How many rows of a parameter of `shape` make a piece; None if it stays whole."""
     if len(shape) < 2 or shape.numel() <= piece_size or shape[0] < 2 * _ROWS:

@@ -20,7 +20,7 @@ from torch import nn
 from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
-from patrickstar.engine.pieces import PiecedParameter
+from patrickstar.engine.pieces import PiecedParameter, piece_name
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
 from patrickstar.optim import Layout as RunLayout
@@ -36,7 +36,7 @@ def _in_pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         if isinstance(parameter, PiecedParameter):
             for start, stop, piece in parameter.rows():
                 piece.requires_grad_(parameter.requires_grad)
-                yield f"{name}[{start}:{stop}]", piece
+                yield piece_name(name, start, stop), piece
         else:
             yield name, parameter
 

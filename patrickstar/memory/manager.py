@@ -246,6 +246,10 @@ class ChunkManager:
             self._doubt_unless_ours(error)
             raise
 
+    def limit(self, tier: int, nbytes: int) -> None:
+        """`tier` has room for `nbytes` bytes and no more from now on."""
+        self.tiers[tier].capacity = self.ledger.tiers[tier].capacity = nbytes
+
     # Iterations
 
     def begin_iteration(self, key: Hashable) -> bool:

@@ -91,13 +91,28 @@ class Spool:
         self.direct = True
         return direct
 
-    def preallocate(self, nbytes: int) -> None:
+    def preallocate(self, nbytes: int, least: int | None = None) -> int:
         """Make sure that slots of `nbytes` bytes in total fit, those in use included.
+
+        Args:
+            least: what must fit where there is no room for all; `nbytes` if not given.
+
+        Returns:
+            how many bytes fit now. Of a disk that is too small for all, a twentieth is left free.
 
         Raises:
             SpoolError: the capacity or the disk is too small; the message says by how much.
         """
-        self._grow(nbytes)
+        try:
+            self._grow(nbytes)
+        except SpoolError:
+            if least is None:
+                raise
+            there = self._end + self._free_on_disk() * 19 // 20
+            if self.capacity is not None:
+                there = min(there, self.capacity)
+            self._grow(max(least, min(there, nbytes)) // _ALIGN * _ALIGN)
+        return self._end
 
     def allocate(self, nbytes: int) -> Slot:
         """A slot of at least `nbytes` bytes."""
@@ -202,10 +217,7 @@ class Spool:
         try:
             self._extend(end)
         except OSError as error:
-            free = 0
-            with contextlib.suppress(OSError):
-                stat = os.statvfs(self.path)
-                free = stat.f_bavail * stat.f_frsize
+            free = self._free_on_disk()
             raise SpoolError(
                 error.errno or errno.ENOSPC,
                 f"the disk under {str(self.path)!r} is too small: the spool file needs "
@@ -213,6 +225,13 @@ class Spool:
                 "Free some space or put patrickstar.memory.disk.path on another disk",
             ) from error
         self._end = end
+
+    def _free_on_disk(self) -> int:
+        try:
+            stat = os.statvfs(self.path)
+        except OSError:
+            return 0
+        return stat.f_bavail * stat.f_frsize
 
     def _extend(self, end: int) -> None:
         if hasattr(os, "posix_fallocate"):

@@ -136,3 +136,10 @@ def test_a_disk_budget_below_the_state_is_refused_before_the_run(tmp_path: Path)
     how = settings(host=BUDGET, chunk=CHUNK)
     with pytest.raises(SpoolError, match=r"disk budget of .* is too small: .* are needed"):
         make_engine(lambda: Squares(24), dataclasses.replace(how, disk=(tmp_path, 200_000)))
+
+
+def test_a_disk_smaller_than_the_state_does_if_memory_holds_the_rest(tmp_path: Path) -> None:
+    plain = run_plain(lambda: Squares(24), batches(4))
+    how = settings(host=2 * BUDGET, chunk=CHUNK)
+    small = dataclasses.replace(how, disk=(tmp_path, 640 << 10))
+    plain.assert_same(run_engine(lambda: Squares(24), batches(4), small))
