@@ -29,6 +29,7 @@ Places = list[tuple[AlignedChunks, Slot]]
 
 def gather(state: ModelState, groups: list[dict[str, Any]]) -> dict[str, Any]:
     """`{"state": {index: tensors by name}, "param_groups": [...]}`, copied out of the chunks."""
+    state.manager.do_due()
     states: dict[int, dict[str, Any]] = {}
     made, number = [], 0
     for group in groups:
@@ -48,6 +49,7 @@ def scatter(state: ModelState, groups: list[dict[str, Any]], loaded: Mapping[str
     Raises:
         CheckpointError: it does not fit; nothing has been changed then.
     """
+    state.manager.do_due()
     theirs = _field(loaded, "param_groups", list)
     states = _field(loaded, "state", dict)
     if [len(_field(g, "params", list)) for g in theirs] != [
