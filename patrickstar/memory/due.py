@@ -24,6 +24,7 @@ class Due:
             over, it is called again, and has to know that.
         dead: chunks whose contents nobody needs afterwards.
         running: it has begun to bring its chunks.
+        done: it is over, whatever an interrupt left of it here.
     """
 
     chunks: tuple[int, ...]
@@ -31,6 +32,7 @@ class Due:
     work: Callable[[], None]
     dead: tuple[int, ...] = ()
     running: bool = False
+    done: bool = False
 
 
 class DueWork:
@@ -43,26 +45,27 @@ class DueWork:
         return bool(self._of)
 
     def __contains__(self, chunk: int) -> bool:
-        return chunk in self._of
+        return chunk in self._of and not self._of[chunk].done
 
     def add(self, due: Due) -> None:
-        assert not any(chunk in self._of for chunk in due.chunks), "one piece of work a chunk"
+        assert not any(chunk in self for chunk in due.chunks), "one piece of work a chunk"
         self._of.update(dict.fromkeys(due.chunks, due))
 
     def remove(self, due: Due) -> None:
+        due.done = True
         for chunk in due.chunks:
-            self._of.pop(chunk, None)
+            if self._of.get(chunk) is due:
+                del self._of[chunk]
 
     def before(self, uses: Sequence[Use]) -> list[Due]:
         """What has to be done before these uses, in their order."""
-        found = dict.fromkeys(self._of[use.chunk] for use in uses if use.chunk in self._of)
-        return [due for due in found if not due.running]
+        return self.of(use.chunk for use in uses)
 
     def of(self, chunks: Iterable[int]) -> list[Due]:
         """What these chunks wait for."""
-        found = dict.fromkeys(self._of[chunk] for chunk in chunks if chunk in self._of)
+        found = dict.fromkeys(self._of[chunk] for chunk in chunks if chunk in self)
         return [due for due in found if not due.running]
 
     def all(self) -> list[Due]:
         """Everything, in the order it was added."""
-        return [due for due in dict.fromkeys(self._of.values()) if not due.running]
+        return self.of(list(self._of))

@@ -192,7 +192,7 @@ class ChunkManager:
 
     def has_due(self) -> bool:
         """Whether any work has been put off."""
-        return bool(self._due)
+        return bool(self._due.all())
 
     def do_due(self, chunks: Sequence[int] | None = None) -> None:
         """Do now what was put off, for these chunks or for all.

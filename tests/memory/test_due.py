@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from patrickstar.errors import BudgetError
 from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, DiskTier, Due, Spool, Use
+from tests.interrupts import interrupted_at
 
 KIB = 1 << 10
 LENGTH = 4 * KIB  # fp32: 16 KiB
@@ -103,3 +105,29 @@ def test_two_pieces_of_work_before_one_use_are_both_done(tmp_path: Path) -> None
     with manager.use([Use(chunks[2].id, Access.READ), Use(chunks[0].id, Access.READ)]):
         assert [float(manager.tensor(chunks[i])[0]) for i in (0, 2)] == [1, 5]
     manager.close()
+
+
+def test_an_interrupt_in_the_books_neither_loses_work_nor_does_it_twice(tmp_path: Path) -> None:
+    for line in range(1000):
+        manager, chunks = manager_with(tmp_path, 3, 3)
+        due, done = due_for(manager, chunks, dead=1), []
+        work = due.work
+
+        def once(work: Callable[[], None] = work, done: list[bool] = done) -> None:
+            if not done:
+                done.append(True)
+                work()
+
+        due.work = once
+        manager.before_next_use(due)
+        with suppress(KeyboardInterrupt), interrupted_at(line, "memory/due") as lines:
+            first(manager, chunks[0])
+        assert [first(manager, chunk) for chunk in chunks[:2]] == [2, 1]
+        with manager.use([Use(chunks[2].id, Access.OVERWRITE)]):
+            manager.tensor(chunks[2]).fill_(7)
+        assert [first(manager, chunk) for chunk in chunks] == [2, 1, 7]
+        assert not manager.has_due()
+        manager.close()
+        if lines.where is None:
+            return
+    raise AssertionError("no end in sight")
