@@ -146,7 +146,7 @@ def open_checkpoint(folder: Path, tag: str | None = None) -> Checkpoint:
     if not (path / NAME).exists() and any(path.glob("*_states.pt")):
         raise CheckpointError(
             f"{str(path)!r} is a checkpoint of DeepSpeed's; take it over first with "
-            "patrickstar.checkpoint.deepspeed.import_checkpoint"
+            f"`patrickstar import-checkpoint {folder} --tag {path.name} --output FOLDER`"
         )
     return Checkpoint(path)
 

@@ -6,7 +6,7 @@
 
 `import_checkpoint` writes the same values as a checkpoint of ours: master weights, moments, step
 counts, hyperparameters, loss scale, the position of the schedule, the counters, and the client's
-state as far as it is plain data. It holds one parameter at a time.
+state as far as it is plain data. Tensors go from file to file in blocks.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _RULES = {
     ("sum",): "Adagrad",
 }
 _MOST_NODES = 1_000_000
+_BLOCK = 4 << 20  # elements
 
 
 def import_checkpoint(
@@ -60,6 +61,8 @@ def import_checkpoint(
     """Write DeepSpeed's checkpoint `source/tag` as the checkpoint `target/tag` of ours.
 
     Args:
+        source: a folder of checkpoints, or without a tag a checkpoint's own.
+        target: a folder that has no checkpoint of that tag; it may have others.
         tag: the latest if not given.
         optimizer: the name of the update rule that goes on; told from its states if not given.
 
@@ -70,7 +73,14 @@ def import_checkpoint(
         CheckpointError: files are missing or damaged, name what may not be named, or come from
             tensor or pipeline parallelism.
     """
+    if tag is None and any(source.glob("*_states.pt")):
+        source, tag = source.absolute().parent, source.absolute().name
     folder = find(source, tag)
+    if (target / folder.name).exists():
+        raise CheckpointError(
+            f"{str(target / folder.name)!r} exists already and is not written over; "
+            "choose another folder for PatrickStar's checkpoints"
+        )
     with ExitStack() as stack:
         files = {
             path.name: stack.enter_context(closing(TorchFile(path)))
@@ -102,10 +112,14 @@ class _Checkpoint:
                 )
         self._optim = [by_rank["optim"][rank].content for rank in sorted(by_rank["optim"])]
         if not self._optim:
-            raise CheckpointError(f"there is no *_optim_states.pt of ZeRO in {str(folder)!r}")
+            raise CheckpointError(
+                f"there is no *_optim_states.pt of ZeRO in {str(folder)!r}; only checkpoints of "
+                "stage 1, 2 and 3 are read"
+            )
         zero = [content["optimizer_state_dict"] for content in self._optim]
         self._zero: list[dict[str, Any]] = zero
-        self.stage = _stage(zero[0]["zero_stage"])
+        # Stage 1 in bf16 with fp32 gradients is an optimizer of its own, which writes no stage.
+        self.stage = _stage(zero[0].get("zero_stage", 1))
         world = zero[0]["partition_count"]
         world = max(world) if isinstance(world, list) else world
         if world != len(zero) or sorted(by_rank["optim"]) != list(range(world)):
@@ -298,7 +312,8 @@ def _source(
 
     def parts() -> Iterator[torch.Tensor]:
         for part in ranges:
-            yield part.flat.read(part.start, part.stop).to(dtype)
+            for start in range(part.start, part.stop, _BLOCK):
+                yield part.flat.read(start, min(start + _BLOCK, part.stop)).to(dtype)
 
     return TensorSource(name, dtype, tuple(shape), parts)
 

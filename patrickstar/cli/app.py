@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 import patrickstar
+from patrickstar.cli.export_checkpoint import export_checkpoint
+from patrickstar.cli.import_checkpoint import import_checkpoint
 from patrickstar.cli.loop import Initialize
 from patrickstar.cli.plan import plan
 from patrickstar.cli.train import train_command
@@ -20,6 +22,9 @@ _EXAMPLE = """\b
 Train a small model on Python's own sources; see whether a larger one fits:
   patrickstar train
   patrickstar plan --model gpt-1b --host-memory 4GiB --disk runs/spool
+Go on with a run of DeepSpeed's, and take its weights elsewhere:
+  patrickstar import-checkpoint runs/ds --output runs/ps
+  patrickstar export-checkpoint runs/ps --output weights
 """
 
 
@@ -34,6 +39,8 @@ def build_app(initialize: Initialize) -> typer.Typer:
     app.callback()(_root)
     app.command("train")(train_command(initialize))
     app.command("plan")(plan)
+    app.command("import-checkpoint")(import_checkpoint)
+    app.command("export-checkpoint")(export_checkpoint)
     return app
 
 

@@ -33,7 +33,7 @@ def groups(module: nn.Module) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", sorted(path.name for path in STORED.iterdir()))
 def test_a_run_of_deepspeed_goes_on(kind: str, tmp_path: Path) -> None:
     import_checkpoint(STORED / kind, tmp_path)
-    precision = kind.partition("-")[2]
+    precision = kind.rpartition("-")[2]
     how = dataclasses.replace(
         settings(precision=precision, chunk=40, hyper={"lr": 1.0}),
         make_scheduler=lambda o: WarmupLR(o, warmup_max_lr=1e-2, warmup_num_steps=10),
