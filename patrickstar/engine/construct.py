@@ -41,7 +41,7 @@ class Nursery:
         self._length = max(_SHORTEST, min([_LONGEST, *(b // 128 for b in budgets)]))
         self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
         self.chunks: list[Chunk] = []
-        home.move_to_new_data = self.readopt
+        home.move_to_new_data, home.adopt = self.readopt, self.adopt
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move an ordinary parameter into a chunk; others are left as they are."""

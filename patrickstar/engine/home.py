@@ -33,6 +33,7 @@ class ChunkHome:
         self.get_gradient: Callable[[Any], torch.Tensor | None] | None = None
         self.set_gradient: Callable[[Any, torch.Tensor | None], None] | None = None
         self.move_to_new_data: Callable[[Any, torch.Tensor], None] | None = None
+        self.adopt: Callable[[Any], None] | None = None
         self.training: Callable[[], Training | None] | None = None
         self.laid_out = False
         self.ahead: Ahead | None = None
@@ -84,6 +85,14 @@ class ChunkHome:
                 f"given data of shape {tuple(data.shape)} and dtype {data.dtype}; its chunk is "
                 "laid out already. Change the model inside model_provider"
             )
+
+    def adopt_copy(self, parameter: Any) -> None:
+        """A copy of a parameter was made; while a model is built, it gets a place in a chunk too.
+
+        Models that are larger than memory are made of copies: `nn.TransformerEncoder`, for one.
+        """
+        if not self.laid_out and self.adopt is not None:
+            self.adopt(parameter)
 
     def _chunks(self, tensors: list[Any]) -> dict[int, None]:
         found: dict[int, None] = {}

@@ -18,6 +18,7 @@ from patrickstar.engine.device import allocated_peak, free_budget, move_unmanage
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.home import ChunkHome
+from patrickstar.engine.leftovers import set_aside
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.pieces import PiecedParameter, rehome
@@ -136,11 +137,14 @@ def _assemble(
         base = sum(buffer.nbytes for buffer in module.buffers())
         manager.set_other(0, base)
         groups, state = _lay_out(module, settings, param_groups, manager, home)
+        hidden = set_aside(state, nursery)
+        if settings.device is None and hidden:
+            base += hidden
+            manager.set_other(0, base)
         state.move_in(nursery)
-        if settings.device is not None:
-            for parameter in module.parameters():
-                if isinstance(parameter, PiecedParameter):
-                    rehome(parameter, home, settings.device)
+        for parameter in module.parameters():
+            if isinstance(parameter, PiecedParameter):
+                rehome(parameter, home, settings.device or torch.device("cpu"))
     stepping = Stepping(
         state,
         settings.precision,

@@ -35,6 +35,10 @@ class Home(Protocol):
         """Whether the storage with this C++ address belongs to a chunk."""
         ...
 
+    def adopt_copy(self, parameter: Any) -> None:
+        """`parameter` is an ordinary copy of one that lives here."""
+        ...
+
     def get_grad(self, parameter: Any) -> torch.Tensor | None: ...
 
     def set_grad(self, parameter: Any, grad: torch.Tensor | None) -> None: ...
@@ -165,11 +169,12 @@ class ManagedParameter(nn.Parameter):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        """A copy is an ordinary parameter of its own, outside any chunk."""
+        """A copy is a parameter of its own: in a chunk while a model is built, outside later."""
         if id(self) in memo:
             return memo[id(self)]  # type: ignore[no-any-return]
         with self._home.use([self], writes=[]), _PLAIN():
             copy = nn.Parameter(self.detach().clone(), self.requires_grad)
+        self._home.adopt_copy(copy)
         memo[id(self)] = copy
         return copy
 

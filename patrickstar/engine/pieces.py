@@ -20,6 +20,7 @@ not change a number.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,6 +61,23 @@ class PiecedParameter(nn.Parameter):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         return f"PiecedParameter(shape={tuple(self.shape)}, pieces={len(self.pieces)})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """While a model is built, other pieces in chunks; later, an ordinary parameter."""
+        if id(self) in memo:
+            return memo[id(self)]  # type: ignore[no-any-return]
+        if self._home.laid_out:
+            with torch.no_grad():
+                whole = torch.cat([piece.detach() for piece in self.pieces])
+            made = nn.Parameter(whole, self.requires_grad)
+        else:
+            with _PLAIN():
+                placeholder = torch.empty((), dtype=self.dtype, device=self.device)
+            made = nn.Parameter(placeholder.expand(self.shape), self.requires_grad)
+            pieces = [copy.deepcopy(piece, memo) for piece in self.pieces]
+            _become_pieced(made, pieces, list(self.starts), self._home)
+        memo[id(self)] = made
+        return made
 
     def rows(self) -> Iterator[tuple[int, int, nn.Parameter]]:
         """First row, end row and piece, in order."""
@@ -222,9 +240,9 @@ def _become_pieced(
 
 
 def rehome(parameter: PiecedParameter, home: ChunkHome, device: torch.device) -> None:
-    """The pieces have moved to chunks of `home`, whose operators run on `device`."""
+    """The pieces have their last place and dtype, in chunks of `home` for operators on `device`."""
     with _PLAIN():
-        placeholder = torch.empty((), dtype=parameter.dtype, device=device)
+        placeholder = torch.empty((), dtype=parameter.pieces[0].dtype, device=device)
         parameter.data = placeholder.expand(parameter.shape)
     parameter._home = home
 

@@ -144,6 +144,10 @@ class ChunkManager:
         """`view` was a permanent view and lies elsewhere now, outside any chunk."""
         self._tensors.drop_view(view)
 
+    def permanent_views(self, chunk: Chunk) -> list[torch.Tensor]:
+        """The permanent views of the chunk that are alive."""
+        return self._tensors.views(chunk.id)
+
     def is_in_use(self, chunk: Chunk) -> bool:
         """Whether the chunk is in a `use` now, or something may read it past the manager."""
         return any(self._residency.is_in_use(chunk.id, tier) for tier in range(len(self.tiers)))

@@ -77,6 +77,11 @@ class ChunkTensors:
         if left is not None:
             left()
 
+    def views(self, chunk: int) -> list[torch.Tensor]:
+        """The permanent views of the chunk that are alive."""
+        known = (end.peek() for end in list(self._views.values()))
+        return [alive[0] for alive in known if alive is not None and alive[2][1] == chunk]
+
     def is_referenced(self, chunk: int) -> bool:
         """Whether anything but permanent views refers to the chunk's tier-0 storage."""
         tensor = self._tensors.get((chunk, 0))

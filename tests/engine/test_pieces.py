@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,37 @@ def test_a_budget_too_small_for_one_whole_parameter_names_the_piece_size(tmp_pat
     whole = ROWS * WIDTH * 4
     with pytest.raises(BudgetError):
         make_engine(Wide, settings(host=int(whole * 0.98), disk=tmp_path))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_lookup_in_pieces_has_the_dtype_of_training(precision: str, tmp_path: Path) -> None:
+    def provider() -> nn.Module:
+        return Wide(tied=True)
+
+    how = pieced(precision=precision, host=1 << 20, disk=tmp_path)
+    free = pieced(precision=precision)
+    run_engine(provider, batches(3), free).assert_same(run_engine(provider, batches(3), how))
+
+
+def test_a_copy_that_is_made_while_building_is_in_pieces_too() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            first = nn.Linear(WIDTH, ROWS)
+            self.layers = nn.ModuleList(copy.deepcopy(first) for _ in range(2))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = F.one_hot(ids % WIDTH, WIDTH).float()
+            return sum(layer(x).square().mean() for layer in self.layers)  # type: ignore[return-value]
+
+    engine, _ = make_engine(Twice, pieced())
+    first, second = (layer.weight for layer in engine.module.layers)
+    assert (
+        type(first) is type(second) is PiecedParameter and first.pieces[0] is not second.pieces[0]
+    )
+    later = copy.deepcopy(first)
+    assert type(later) is nn.Parameter
+    engine.close()
+    run_plain(Twice, batches(2)).assert_same(
+        run_engine(Twice, batches(2), dataclasses.replace(pieced(), piece_size=1 << 20))
+    )
