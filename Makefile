@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup train test lint bench clean
+.PHONY: setup train test lint bench soak clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,10 @@ train: setup
 # One table, quickly: make bench BENCH="--table first --steps 3 --rounds 1"
 bench: setup
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# One part, a few times: make soak SOAK="--part kills --count 5"
+soak: setup
+	$(BIN)/python -m soak.run $(SOAK)
 
 clean:
 	rm -rf $(VENV)

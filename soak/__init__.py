@@ -1,0 +1,1 @@
+"""Long tests: what is promised, tried until it breaks. `make soak` runs them; see `soak.run`."""
