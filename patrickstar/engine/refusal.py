@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from patrickstar.engine.pieces import PiecedParameter
-from patrickstar.engine.rehearsal import RehearsedChunks, rehearse
+from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
+from patrickstar.engine.updating import update_uses
 from patrickstar.errors import BudgetError
-from patrickstar.memory import Access, Trace, Use, format_bytes, make_plan
+from patrickstar.memory import Trace, Use, format_bytes, make_plan
 
 _MARGIN = 64 << 10
 
@@ -27,8 +28,19 @@ def shapes_of(inputs: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="meta"), inputs)
 
 
-def rehearsed_trace(module: nn.Module, state: ModelState, inputs: Any, base: int) -> Trace:
-    """The trace of one iteration of an engine's model on inputs of these shapes."""
+def rehearsed_trace(
+    module: nn.Module,
+    state: ModelState,
+    inputs: Any,
+    base: int,
+    sink: OperatorSink | None = None,
+) -> Trace:
+    """The trace of one iteration of an engine's model on inputs of these shapes.
+
+    Args:
+        base: bytes that are always there and no chunk owns.
+        sink: is told of every operator.
+    """
     chunks: dict[str, RehearsedChunks] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if isinstance(parameter, PiecedParameter):
@@ -37,14 +49,23 @@ def rehearsed_trace(module: nn.Module, state: ModelState, inputs: Any, base: int
             aligned, _ = state.of(parameter)
             gradient = None if aligned.gradient is None else aligned.gradient.id
             chunks[name] = RehearsedChunks(aligned.parameter.id, gradient)
-    updates: list[tuple[tuple[Use, ...], int | None]] = []
     tier = state.update_tier
-    for aligned in state.aligned:
-        if aligned.gradient is not None:
-            uses = tuple(Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.chunks())
-            updates.append((uses, aligned.gradient.id))
-    dtype = state.specification.dtype
-    return rehearse(module, inputs, chunks, updates, dtype=dtype, base=base)
+    updates: list[tuple[tuple[Use, ...], int | None]] = [
+        (update_uses(aligned, tier, remade=True), aligned.gradient.id)
+        for aligned in state.aligned
+        if aligned.gradient is not None
+    ]
+    kinds = state.specification
+    return rehearse(
+        module,
+        inputs,
+        chunks,
+        updates,
+        dtype=kinds.dtype,
+        grad_dtype=kinds.grad_dtype,
+        base=base,
+        sink=sink,
+    )
 
 
 def _excess(real: Trace | None, rehearsed: Trace) -> int:

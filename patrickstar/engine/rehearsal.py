@@ -8,9 +8,9 @@ on the data cannot be rehearsed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -33,16 +33,36 @@ class RehearsedChunks:
     gradient: int | None
 
 
+class OperatorSink(Protocol):
+    """Is told of every operator of a rehearsal, and at which moment of the trace it comes."""
+
+    def ran(
+        self, moment: int, func: Any, args: Any, kwargs: Any, result: Any, managed: set[int]
+    ) -> None:
+        """An operator ran; `managed` are the addresses of storages that lie in chunks."""
+        ...
+
+    def stored(self, moment: int, gradient: torch.Tensor) -> None:
+        """A gradient went to its chunk."""
+        ...
+
+
 class _Stage:
     """Notes uses and memory while the rehearsal runs."""
 
-    def __init__(self, base: int) -> None:
+    def __init__(self, base: int, grad_dtype: torch.dtype, sink: OperatorSink | None) -> None:
         self.recorder = Recorder()
-        self._base = base
+        self._base, self._grad_dtype, self._sink = base, grad_dtype, sink
+        self._norms: list[torch.Tensor] = []
         self._current: tuple[Use, ...] = ()
         self._chunk_of: dict[int, int] = {}
         self._filled: set[int] = set()
         self.live = LiveStorages(self._chunk_of.__contains__, "cpu")
+        self._watched: dict[type, type] = {}
+
+    @property
+    def _moment(self) -> int:
+        return max(len(self.recorder.trace.moments) - 1, 0)
 
     def use(self, *uses: Use) -> None:
         if uses != self._current:
@@ -50,14 +70,25 @@ class _Stage:
             self.recorder.moment(uses)
             self.after()
 
+    def segment(self, name: str) -> None:
+        self.after()
+        self.recorder.segment(name)
+
     def before(self, nbytes: int) -> None:
         self.recorder.other(0, self._base + self.live.nbytes + nbytes)
 
     def after(self) -> None:
         self.recorder.other(0, self._base + self.live.nbytes)
 
+    def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if self._sink is not None:
+            managed = set(self._chunk_of)
+            self._sink.ran(self._moment, func, args, kwargs, result, managed)
+
     def adopt(self, fake: torch.Tensor, chunk: int) -> None:
+        """This tensor, and every view of it, lies in `chunk`: its uses are noted from now on."""
         self._chunk_of[fake.untyped_storage()._cdata] = chunk
+        self._watch(fake)
 
     def pack(self, tensor: torch.Tensor) -> Any:
         with _PLAIN():
@@ -69,10 +100,61 @@ class _Stage:
             self.use(Use(chunk, Access.READ))
         return tensor  # type: ignore[no-any-return]
 
-    def collect(self, gradient: int) -> None:
+    def collect(self, gradient: int, made: torch.Tensor | None) -> None:
         access = Access.UPDATE if gradient in self._filled else Access.OVERWRITE
         self._filled.add(gradient)
         self.use(Use(gradient, access))
+        if made is None:
+            return
+        if self._sink is not None:
+            self._sink.stored(self._moment, made)
+        # The norm is taken in fp32 (`Stepping.collected`), which may take more room than the rest.
+        in_fp32 = torch.float32 in (made.dtype, self._grad_dtype)
+        self._norms.append(torch.linalg.vector_norm(made if in_fp32 else made.float()))
+
+    def _watch(self, fake: Any) -> None:
+        # A fake tensor has a class of its own; one that also notes its uses is made beside it.
+        kind = type(fake)
+        if kind not in self._watched:
+            noting = classmethod(lambda cls, *call: self._noting(*call))
+            self._watched[kind] = type("Rehearsed", (kind,), {"__torch_function__": noting})
+        fake.__class__ = self._watched[kind]
+
+    def _noting(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            with _PLAIN():
+                return func(*args, **kwargs)
+        with _PLAIN():
+            chunks = dict.fromkeys(self._chunks((args, kwargs)))
+        if chunks:
+            self.use(*(Use(chunk, Access.READ) for chunk in chunks))
+        with _PLAIN():
+            result = func(*args, **kwargs)
+            for leaf in tree_leaves(result):
+                view = isinstance(leaf, FakeTensor) and type(leaf) not in self._watched.values()
+                if view and leaf.untyped_storage()._cdata in self._chunk_of:
+                    self._watch(leaf)
+        return result
+
+    def _chunks(self, tree: Any) -> Iterator[int]:
+        for leaf in tree_leaves(tree):
+            if type(leaf) in self._watched.values():
+                yield self._chunk_of[leaf.untyped_storage()._cdata]
+
+
+class _WatchRehearsal(WatchOperators):  # type: ignore[no-untyped-call]
+    """Tells the stage what ran, too."""
+
+    def __init__(self, stage: _Stage) -> None:
+        super().__init__(stage.live, stage.before, stage.after)
+        self._stage = stage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not func.is_view:
+            self._stage.operator(func, args, kwargs or {}, result)
+        return result
 
 
 def rehearse(
@@ -82,7 +164,9 @@ def rehearse(
     updates: list[tuple[tuple[Use, ...], int | None]],
     *,
     dtype: torch.dtype,
+    grad_dtype: torch.dtype | None = None,
     base: int = 0,
+    sink: OperatorSink | None = None,
 ) -> Trace:
     """The trace of one iteration of `module` on inputs of these shapes.
 
@@ -92,12 +176,14 @@ def rehearse(
         chunks: for each parameter name, where it lives.
         updates: the uses of each step of the optimizer and the gradient chunk it gives up.
         dtype: of the parameters and floating-point buffers during training.
+        grad_dtype: of the gradients in their chunks; `dtype` if not given.
         base: bytes that are always there and no chunk owns.
+        sink: is told of every operator.
 
     Raises:
         Exception: whatever a data-dependent model raises on fake tensors.
     """
-    stage = _Stage(base)
+    stage = _Stage(base, grad_dtype or dtype, sink)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
         state: dict[str, Any] = {}
         parameters: list[Any] = []
@@ -112,17 +198,17 @@ def rehearse(
         args, kwargs = tree_map_only(
             torch.Tensor, lambda t: t if isinstance(t, FakeTensor) else _fake_like(t, dtype), inputs
         )
-        watch = WatchOperators(stage.live, stage.before, stage.after)
+        watch = _WatchRehearsal(stage)
         stage.recorder.segment("forward")
         # Swapped for the backward too, which may compute parts of the forward again.
         with _reparametrize_module(module, state), watch, torch.enable_grad():
             with torch.autograd.graph.saved_tensors_hooks(stage.pack, stage.unpack):
                 loss = _some_loss(module(*args, **kwargs))
-                stage.recorder.segment("backward")
+                stage.segment("backward")
                 if loss is not None:
                     loss.backward()  # type: ignore[no-untyped-call]
         del loss, state, made, fake_mode
-        stage.recorder.segment("step")
+        stage.segment("step")
         for uses, gradient in updates:
             stage.use(*uses)
             if gradient is not None:
@@ -145,36 +231,16 @@ def _fake_parameter(
     if chunks is None:
         return fake
     stage.adopt(fake, chunks.parameter)
-    use = Use(chunks.parameter, Access.READ)
     gradient = chunks.gradient
     if gradient is not None and parameter.requires_grad:
 
         def collect(leaf: Any) -> None:
-            leaf.grad = None
-            stage.collect(gradient)
+            with _PLAIN(), torch.no_grad():
+                made, leaf.grad = leaf.grad, None
+                stage.collect(gradient, made)
 
         fake.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
-    return _watched(fake, lambda: stage.use(use))
-
-
-def _watched(fake: nn.Parameter, note: Callable[[], None]) -> Any:
-    # A fake tensor has a class of its own; one that also notes its uses is made beside it.
-    kind = type(fake)
-    watched = type("_RehearsedFake", (kind,), {"__torch_function__": _noting})
-    fake.__class__ = watched
-    fake._note = note  # type: ignore[attr-defined]
     return fake
-
-
-@classmethod  # type: ignore[misc]
-def _noting(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    if func not in METADATA:
-        for leaf in tree_leaves((args, kwargs)):
-            note = getattr(leaf, "_note", None) if isinstance(leaf, torch.Tensor) else None
-            if note is not None:
-                note()
-    with _PLAIN():
-        return func(*args, **(kwargs or {}))
 
 
 def _some_loss(output: Any) -> torch.Tensor | None:

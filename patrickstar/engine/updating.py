@@ -54,16 +54,8 @@ class ChunkUpdate:
 
     def uses(self, tier: int) -> tuple[Use, ...]:
         """The chunks it needs on `tier`, and how."""
-        aligned = self.aligned
-        assert aligned.gradient is not None
-        uses = [
-            Use(aligned.gradient.id, Access.READ, tier),
-            Use(aligned.parameter.id, self._parameter_access(), tier),
-        ]
-        if aligned.master is not None:
-            uses.append(Use(aligned.master.id, Access.UPDATE, tier))
-        uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
-        return tuple(uses)
+        whole = len(self.slots) == len(self.aligned.slots)
+        return update_uses(self.aligned, tier, remade=whole and not self.aligned.changed)
 
     def count(self) -> None:
         """The step counts, and autograd sees that the parameters have changed."""
@@ -81,16 +73,6 @@ class ChunkUpdate:
         runs = list(self._runs(state))
         state.rule.apply(runs, self.hyper, grad_scale=self.scale, scratch=scratch)
 
-    def _parameter_access(self) -> Access:
-        """Parameters that are all made anew from their masters need not be there before.
-
-        So once the backward is through with them they can leave without being saved, and their
-        room is free for what the step needs.
-        """
-        aligned = self.aligned
-        remade = aligned.master is not None and len(self.slots) == len(aligned.slots)
-        return Access.OVERWRITE if remade and not aligned.changed else Access.UPDATE
-
     def _runs(self, state: ModelState) -> Iterator[Run]:
         manager, tier, aligned = state.manager, state.update_tier, self.aligned
         assert aligned.gradient is not None
@@ -104,6 +86,28 @@ class ChunkUpdate:
                 part.step,
                 part.layout,
             )
+
+
+def update_uses(aligned: AlignedChunks, tier: int, *, remade: bool) -> tuple[Use, ...]:
+    """The chunks that an update of `aligned` needs on `tier`, and how.
+
+    Parameters that are all made anew from their masters need not be there before. So once the
+    backward is through with them they can leave without being saved, and their room is free for
+    what the step needs.
+
+    Args:
+        remade: every parameter of the chunk takes part, and none was changed from Python.
+    """
+    assert aligned.gradient is not None
+    anew = remade and aligned.master is not None
+    uses = [
+        Use(aligned.gradient.id, Access.READ, tier),
+        Use(aligned.parameter.id, Access.OVERWRITE if anew else Access.UPDATE, tier),
+    ]
+    if aligned.master is not None:
+        uses.append(Use(aligned.master.id, Access.UPDATE, tier))
+    uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
+    return tuple(uses)
 
 
 def _kept(value: Any) -> Any:

@@ -79,18 +79,22 @@ class Recorder:
     def __init__(self) -> None:
         self.trace = Trace()
         self._before_first: dict[int, int] = {}
+        self._now: dict[int, int] = {}
 
     def segment(self, name: Hashable) -> None:
         self.trace.segments.append((len(self.trace.moments), name))
 
     def moment(self, uses: Sequence[Use], held: dict[int, tuple[int, ...]] | None = None) -> None:
-        self.trace.moments.append(Moment(tuple(uses), self._before_first, held=held or {}))
+        # What no chunk owns does not go away with a moment: the next begins with what is there.
+        other = {**self._now, **self._before_first}
+        self.trace.moments.append(Moment(tuple(uses), other, held=held or {}))
         self._before_first = {}
 
     def other(self, tier: int, nbytes: int) -> None:
         """Note memory in use that no chunk owns; a moment keeps the largest."""
         noted = self.trace.moments[-1].other if self.trace.moments else self._before_first
         noted[tier] = max(noted.get(tier, 0), nbytes)
+        self._now[tier] = nbytes
 
     def blanked(self, chunk: int) -> None:
         if self.trace.moments:

@@ -256,14 +256,16 @@ def test_an_interrupt_in_a_forward_that_makes_updates_costs_no_bit(tmp_path: Pat
     redone = refused = 0
     with interrupted_at(None) as lines:
         right_step()
-    for line in range(100, lines.seen // 2, lines.seen // 24):
+    anywhere = [("", line) for line in range(100, lines.seen // 2, lines.seen // 24)]
+    # And once where nothing but an update runs, wherever the plan has put it.
+    for among, line in [*anywhere, ("optim", 20)]:
         engine.save_checkpoint(tmp_path / "saved", tag="last")
         for _ in range(4):  # an interrupt may cost the plan
             right_step()
             if is_put_off(engine):
                 break
         assert is_put_off(engine)
-        with suppress(KeyboardInterrupt), interrupted_at(line):
+        with suppress(KeyboardInterrupt), interrupted_at(line, among):
             engine(batches[engine.global_steps]["x"])
         try:
             right_step()
