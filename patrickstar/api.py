@@ -14,11 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from patrickstar.comm import Communicator
+from patrickstar.comm.communicator import DEFAULT_TIMEOUT
 from patrickstar.config import Config, load_config
 from patrickstar.engine.client_optimizer import groups_of, rule_of, scheduler_for
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.from_config import muon_groups, settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
+from patrickstar.engine.launch import among_ranks, join, world_size
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.errors import ConfigError
 from patrickstar.optim import Muon, UpdateRule
@@ -33,8 +36,12 @@ def initialize_engine(
     param_groups: ParamGroups | None = None,
     model_func: Provider | None = None,
     local_rank: int | None = None,
+    communicator: Communicator | None = None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     """Build a model under memory budgets and get it ready for training.
+
+    Under `torchrun`, or in a process group that exists already, the run is data parallel over all
+    ranks: each makes the same calls, with batches of its own. See docs/several-gpus.md.
 
     Args:
         model_provider: a callable that builds and returns the model, or a ready `nn.Module`. A
@@ -45,6 +52,8 @@ def initialize_engine(
             each with `params` and hyperparameters that differ from the config's.
         model_func: the name that the original PatrickStar had for `model_provider`.
         local_rank: accepted for the same reason; the launcher's environment is what counts.
+        communicator: connects the ranks of this run, where they are not all ranks of the process
+            group or shard in groups; it stays open when the engine is closed.
 
     Returns:
         the engine, which behaves as the model, and its optimizer.
@@ -61,7 +70,9 @@ def initialize_engine(
         )
     provider = model_provider if model_provider is not None else model_func
     assert provider is not None
-    return _start(provider, _load(config or {}), param_groups)
+    size = world_size() if communicator is None else len(communicator.topology.ranks)
+    loaded = _load(config or {}, size)
+    return _start(provider, loaded, param_groups, communicator=communicator)
 
 
 def initialize(
@@ -89,7 +100,8 @@ def initialize(
         model_parameters: the parameters, or groups of them, to train; all by default.
         training_data: a dataset; a loader of micro-batches is made of it.
         lr_scheduler: a ready scheduler, or a callable that makes one of the optimizer.
-        distributed_port, mpu, dist_init_required, mesh_param: accepted; there is one rank.
+        distributed_port, mpu, dist_init_required, mesh_param: accepted; all ranks that were
+            launched train together.
         collate_fn: for the loader.
         config, config_params: a dict or the path of a JSON file; the second is its old name.
 
@@ -106,7 +118,7 @@ def initialize(
         given = getattr(args, "deepspeed_config", None)
     if given is None:
         raise ConfigError("initialize needs config=<dict or path>, or args.deepspeed_config")
-    loaded = _load(given)
+    loaded = _load(given, world_size())
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(model_parameters or model.parameters())
     groups: ParamGroups | None = None
@@ -120,11 +132,17 @@ def initialize(
     if made is not None:
         engine.schedule_with(made)
     if training_data is not None:
+        sampler: Any = None
+        if engine.ranks is not None:
+            sampler = torch.utils.data.DistributedSampler(
+                training_data, engine.world_size, engine.global_rank, shuffle=False
+            )
         engine.training_dataloader = torch.utils.data.DataLoader(
             training_data,
             batch_size=loaded.train_micro_batch_size_per_gpu,
             collate_fn=collate_fn,
             shuffle=False,
+            sampler=sampler,
             drop_last=False,
         )
     return engine, chunked, engine.training_dataloader, engine.lr_scheduler
@@ -172,8 +190,9 @@ def init_distributed(
     dist.init_process_group(dist_backend or "gloo", **options)
 
 
-def _load(config: Mapping[str, Any] | str | os.PathLike[str]) -> Config:
-    return load_config(dict(config) if isinstance(config, Mapping) else config)
+def _load(config: Mapping[str, Any] | str | os.PathLike[str], size: int) -> Config:
+    given = dict(config) if isinstance(config, Mapping) else config
+    return load_config(given, world_size=size)
 
 
 def _groups_given(given: list[Any]) -> ParamGroups:
@@ -187,6 +206,7 @@ def _start(
     config: Config,
     param_groups: ParamGroups | None,
     client: tuple[UpdateRule, dict[str, Any]] | None = None,
+    communicator: Communicator | None = None,
 ) -> tuple[Engine, ChunkedOptimizer]:
     settings = settings_from(config)
     if client is not None:
@@ -194,6 +214,16 @@ def _start(
     elif param_groups is None and isinstance(settings.rule, Muon):
         assert config.optimizer is not None
         param_groups = functools.partial(muon_groups, settings.rule, dict(config.optimizer.params))
-    engine, optimizer = make_engine(provider, settings, param_groups)
+    comm = join(settings.device, DEFAULT_TIMEOUT) if communicator is None else communicator
+    try:
+        if comm is not None:
+            settings = among_ranks(settings, comm, config)
+        engine, optimizer = make_engine(provider, settings, param_groups)
+    except BaseException:
+        if comm is not None and communicator is None:
+            comm.close()
+        raise
     engine.config = config
+    if communicator is None:
+        engine.communicator = comm
     return engine, optimizer

@@ -62,7 +62,7 @@ def _load(
     except ValidationError as error:
         raise ConfigError("\n".join(told(error))) from None
     precision.check(loaded.fp16, loaded.bf16, loaded.data_types)
-    remark_on_pending(loaded, world_size, notes)
+    remark_on_pending(loaded, notes)
     train, micro, steps = (getattr(loaded, one) if one in kept else None for one in batch.NAMES)
     triple = batch.resolve(train, micro, steps, world_size)
     memory = loaded.patrickstar.memory

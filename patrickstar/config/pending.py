@@ -30,24 +30,13 @@ ALWAYS: MappingProxyType[str, Any] = MappingProxyType(
     }
 )
 
-# These have no effect on one rank in DeepSpeed either.
-WITH_RANKS: MappingProxyType[str, Any] = MappingProxyType(
-    {
-        "communication_data_type": None,
-        "gradient_predivide_factor": 1.0,
-        "prescale_gradients": False,
-        "zero_optimization.stage": 0,
-    }
-)
 
-
-def remark_on_pending(config: Section, world_size: int, notes: Notes) -> None:
+def remark_on_pending(config: Section, notes: Notes) -> None:
     """Remark on what `config`, as loaded, asks for in vain.
 
     Only keys that were given count: a default asks for nothing.
     """
-    pending = dict(ALWAYS) if world_size == 1 else ALWAYS | WITH_RANKS
-    for path, nothing in pending.items():
+    for path, nothing in ALWAYS.items():
         given = _given(config, path)
         if given is not None and given != nothing:
             notes.add(path, "nothing acts on it yet")

@@ -23,6 +23,8 @@ def hand_back(module: nn.Module, state: ModelState) -> bool:
 
     Gradients, masters and moments are given up first.
     """
+    if state.ranks is not None and state.ranks.shards_parameters:
+        return False  # the other ranks would have to take part, and may be gone
     manager = state.manager
     account = manager.ledger.tiers[0]
     sizes = [aligned.parameter.nbytes for aligned in state.aligned]
@@ -30,7 +32,7 @@ def hand_back(module: nn.Module, state: ModelState) -> bool:
     if account.capacity is not None and need > account.capacity:
         return False
     for aligned in state.aligned:
-        for chunk in aligned.chunks():
+        for chunk in aligned.kept():
             if chunk is not aligned.parameter:
                 manager.release(chunk)
     for aligned in state.aligned:

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from patrickstar.checkpoint.progress import Progress
+from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.parameter import ManagedParameter
 from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.segments import Segments
-from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import Stepping
 from patrickstar.errors import CheckpointError
 

@@ -6,11 +6,12 @@ PatrickStar needs none of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from typing import Any
 
 from torch import nn
+
+from patrickstar.engine.ranks import Ranks
 
 
 class DeepSpeedNames:
@@ -61,10 +62,10 @@ class DeepSpeedNames:
         """A step was asked for; backwards before it belong to it."""
         self._stepped_micro_steps = self.micro_steps
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backwards without a reduction over ranks; on one rank there is none."""
-        yield
+    @property
+    def ranks(self) -> Ranks | None:
+        """Those that train together; None if there is one."""
+        raise NotImplementedError
 
     def train_batch_size(self) -> int:
         """Samples of an optimizer step, over all ranks."""
@@ -99,15 +100,16 @@ class DeepSpeedNames:
 
     @property
     def global_rank(self) -> int:
-        return 0
+        return 0 if self.ranks is None else self.ranks.comm.rank
 
     @property
     def local_rank(self) -> int:
-        return 0
+        """This rank's place on its machine, as the launcher says."""
+        return 0 if self.ranks is None else int(os.environ.get("LOCAL_RANK", self.global_rank))
 
     @property
     def world_size(self) -> int:
-        return 1
+        return 1 if self.ranks is None else len(self.ranks.comm.topology.ranks)
 
     def zero_optimization(self) -> bool:
         """Whether the config asks for a stage of ZeRO."""

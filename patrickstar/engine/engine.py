@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from patrickstar.checkpoint import has_latest
+from patrickstar.comm import Communicator
 from patrickstar.engine.agreement import What
 from patrickstar.engine.closing import hand_back
 from patrickstar.engine.compiled import pin_compiled_modules
@@ -28,6 +29,7 @@ from patrickstar.engine.deepspeed_names import DeepSpeedNames
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.precision import Precision
+from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.refusal import shapes_of, with_smallest
 from patrickstar.engine.resuming import load
@@ -48,6 +50,7 @@ class Engine(DeepSpeedNames, nn.Module):
         module: the user's module.
         micro_steps: backwards so far.
         global_steps: optimizer steps so far, skipped ones included.
+        communicator: closed with the engine, if it is the engine's own.
         data_position: what checkpoints keep of the data, by its `state_dict` and `load_state_dict`;
             set by whoever feeds the run.
     """
@@ -73,6 +76,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
         self.record: RecordedRun | None = None
+        self.communicator: Communicator | None = None
         self.data_position: Any | None = None
         self._snapshot: Snapshot | None = None
         self._closed = False
@@ -129,25 +133,47 @@ class Engine(DeepSpeedNames, nn.Module):
         if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
         self._refuse_when_over()
-        stores = self._gradients.stores
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
             one_thread = torch.autograd.set_multithreading_enabled(False)
-            with self._segments.backward(), self._saved.hooks(), one_thread:
-                torch.autograd.backward(self._precision.scale_loss(loss), retain_graph=retain_graph)
+            with self._segments.backward(), self._gradients.backward():
+                with self._saved.hooks(), one_thread:
+                    scaled = self._precision.scale_loss(loss)
+                    torch.autograd.backward(scaled, retain_graph=retain_graph)
             self.micro_steps += 1
-        except BaseException as error:
-            self._gradients.cut_short(stores)
-            if isinstance(error, BudgetError):
-                raise self._refusal(error) from error
-            raise
+        except BudgetError as error:
+            raise self._refusal(error) from error
         return loss
 
     def _refuse_when_over(self) -> None:
         if self.optimizer is not None:
             self.optimizer.refuse_when_over()
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside leave gradients on their ranks; the next one outside reduces the sum.
+
+        At every stage of ZeRO. It saves the reductions and takes memory for this rank's gradients,
+        in chunks like everything else.
+        """
+        reducer = self._gradients.reducer
+        if reducer is None:
+            yield
+            return
+        before, reducer.enabled = reducer.enabled, False
+        try:
+            yield
+        finally:
+            reducer.enabled = before
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Those that train together; None if there is one."""
+        return self._state.ranks
+
     def _refusal(self, error: BudgetError) -> BudgetError:
+        if self.ranks is not None:  # a rehearsal knows nothing of gathering
+            return error
         if self._segments.planned or self._last_inputs is None:
             return error
         base = self._segments.base
@@ -430,6 +456,8 @@ class Engine(DeepSpeedNames, nn.Module):
                     hand_back(self.module, self._state)
             finally:
                 self._state.manager.close()
+                if self.communicator is not None:
+                    self.communicator.close()
                 if self.record is not None:
                     self.record.close()
 

@@ -24,7 +24,7 @@ from patrickstar.optim import (
     schedule_named,
 )
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def settings_from(config: Config) -> RunSettings:
@@ -36,7 +36,7 @@ def settings_from(config: Config) -> RunSettings:
     rule, hyper = rule_named(kind, params, deepspeed_exact=ours.deepspeed_exact)
     grad_dtype = precision.dtype
     if config.grad_accum_dtype is not None and precision.low:
-        grad_dtype = _DTYPES[config.grad_accum_dtype]
+        grad_dtype = DTYPES[config.grad_accum_dtype]
     disk = ours.memory.disk
     device = device_named(ours.device)
     update_on = ours.update

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.contents import Training
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter
 from patrickstar.engine.pieces import PiecedParameter
-from patrickstar.engine.state import AlignedChunks, Slot
 from patrickstar.engine.updating import follow_parameters, start_states
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, Use
@@ -82,7 +82,8 @@ def set_full_state(parameter: nn.Parameter, value: torch.Tensor, name: str) -> N
         chunk = _state_chunk(aligned, name)
         before_writing(run, aligned)
         with _using(run, chunk, Access.UPDATE, *aligned.states.values()):
-            start_states(run.state, aligned, run.optimizer.param_groups[aligned.group])
+            flat = {state: _flat(run, state) for state in aligned.states.values()}
+            start_states(run.state, aligned, run.optimizer.param_groups[aligned.group], flat)
             _view(run, chunk, slot).copy_(part)
 
     _scattered(parameter, value, write)
@@ -174,14 +175,14 @@ def _read_value(run: Training, aligned: AlignedChunks, slot: Slot) -> torch.Tens
     also = [aligned.parameter] if aligned.changed else []
     with _using(run, chunk, Access.UPDATE if also else Access.READ, *also):
         if also:
-            follow_parameters(run.state, aligned)
+            _follow(run, aligned)
         return _view(run, chunk, slot).to(torch.float32, copy=True)
 
 
 def _write_value(run: Training, aligned: AlignedChunks, slot: Slot, value: torch.Tensor) -> None:
     before_writing(run, aligned)
     with _using(run, aligned.parameter, Access.UPDATE, *filter(None, [aligned.master])):
-        follow_parameters(run.state, aligned)
+        _follow(run, aligned)
         _view(run, aligned.parameter, slot).copy_(value)
         if aligned.master is not None:
             _view(run, aligned.master, slot).copy_(value)
@@ -220,6 +221,15 @@ def _using(run: Training, chunk: Chunk, access: Access, *also: Chunk) -> Iterato
         yield
 
 
+def _flat(run: Training, chunk: Chunk) -> torch.Tensor:
+    return run.state.manager.tensor(chunk, run.state.update_tier)
+
+
 def _view(run: Training, chunk: Chunk, slot: Slot) -> torch.Tensor:
-    flat = run.state.manager.tensor(chunk, run.state.update_tier)
-    return view_of(flat, slot.offset, slot.shape, slot.stride)
+    return view_of(_flat(run, chunk), slot.offset, slot.shape, slot.stride)
+
+
+def _follow(run: Training, aligned: AlignedChunks) -> None:
+    aligned.changed = False
+    if aligned.master is not None:
+        follow_parameters(_flat(run, aligned.parameter), _flat(run, aligned.master))

@@ -5,19 +5,25 @@ Autograd runs a parameter's accumulation once per backward, after every contribu
 chunk: a copy for the first backward of an accumulation, an addition for later ones, which are the
 bits that accumulation into `p.grad` gives. The user still sees `p.grad`: the managed parameter
 serves it from the chunk.
+
+With several ranks the chunk has what this rank's backward made until that is reduced (see
+`reducing`), and the mean over ranks afterwards, gathered for who looks at `p.grad`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.parameter import as_view
-from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.engine.reducing import GradientReducer
+from patrickstar.engine.state import ModelState
 from patrickstar.memory import Access, Use
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -28,7 +34,8 @@ class Gradients:
 
     Args:
         collected: called with the parameter's slot and its accumulated gradient (a view of the
-            chunk) whenever a backward has added to it.
+            chunk) whenever a backward has added to it; not with several ranks.
+        reducer: makes the mean over ranks of them, if there are several.
 
     Attributes:
         stores: how many gradients have begun to go into chunks.
@@ -36,10 +43,14 @@ class Gradients:
     """
 
     def __init__(
-        self, state: ModelState, collected: Callable[[Slot, torch.Tensor], None] | None = None
+        self,
+        state: ModelState,
+        collected: Callable[[Slot, torch.Tensor], None] | None = None,
+        reducer: GradientReducer | None = None,
     ) -> None:
         self._state, self._manager = state, state.manager
-        self._collected = collected
+        self._collected = collected if reducer is None else None
+        self.reducer = reducer
         self._handles: list[Any] = []
         self._rewritten: set[int] = set()
         self.stores = 0
@@ -60,8 +71,16 @@ class Gradients:
             if gradient is None:
                 return
             aligned, slot = self._state.of(parameter)
-            self._store(aligned, slot, gradient, add=slot.has_grad)
+            if self.reducer is None:
+                self._store(aligned, slot, gradient, add=slot.has_grad)
+            else:
+                self.reducer.open(aligned)
+                self._store(aligned, slot, gradient, add=slot.is_local)
+                slot.is_local = True
             parameter.grad = None
+            if self.reducer is not None:
+                del gradient
+                self.reducer.collected()
 
     def _store(
         self, aligned: AlignedChunks, slot: Slot, gradient: torch.Tensor, *, add: bool
@@ -111,8 +130,36 @@ class Gradients:
         """The user changed a chunk through a view; if it holds gradients, so did their norms."""
         self._rewritten.add(chunk)
 
-    def collect_rewritten(self) -> None:
-        """Take anew what was noted of gradients that the user has changed in place since."""
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """A backward runs; with several ranks its gradients have their mean when it is over."""
+        stores = self.stores
+        try:
+            if self.reducer is not None:
+                self.reducer.begin()
+            yield
+            if self.reducer is not None:
+                with _PLAIN():
+                    self.reducer.end()
+        except BaseException:
+            self.cut_short(stores)
+            raise
+
+    def complete(self) -> None:
+        """No gradient comes before the step; what the user did to them is taken into account."""
+        if self.reducer is None:
+            self._collect_rewritten()
+            return
+        sharding = self._state.sharding
+        assert sharding is not None
+        with _PLAIN():
+            self.reducer.complete()
+            changed = sharding.settle()
+            for aligned in self._state.aligned:
+                if aligned.gradient is not None and aligned.gradient.id in changed:
+                    self.reducer.remeasure(aligned)
+
+    def _collect_rewritten(self) -> None:
         rewritten, self._rewritten = self._rewritten, set()
         if self._collected is None or not rewritten:
             return
@@ -132,12 +179,19 @@ class Gradients:
     def clear_chunk(self, aligned: AlignedChunks) -> None:
         """Forget the gradients of one chunk; an update that is due keeps their values."""
         for slot in aligned.slots:
-            slot.has_grad = False
-        if aligned.gradient is not None and not self._manager.is_due(aligned.gradient):
+            slot.has_grad = slot.is_local = False
+        aligned.is_reduced = False
+        if aligned.gradient is None:
+            return
+        if aligned.sharding is not None:
+            aligned.sharding.clear(aligned.gradient)
+        elif not self._manager.is_due(aligned.gradient):
             self._manager.release(aligned.gradient)
 
     def cut_short(self, stores: int) -> None:
         """A backward ended early that began when there were `stores`."""
+        if self.reducer is not None:
+            self.reducer.abandon()
         self.incomplete = self.incomplete or self.stores != stores
         with _PLAIN():  # what autograd had left for the hook is no part of the next backward
             for _, slot in self._state.slots.values():
@@ -145,6 +199,8 @@ class Gradients:
 
     def clear(self) -> None:
         self.incomplete = False
+        if self.reducer is not None:
+            self.reducer.forget()
         for aligned in self._state.aligned:
             if aligned.gradient is not None:
                 self.clear_chunk(aligned)

@@ -13,6 +13,7 @@ from patrickstar.memory import Access, ChunkManager, Use
 if TYPE_CHECKING:
     from patrickstar.engine.ahead import Ahead
     from patrickstar.engine.contents import Training
+    from patrickstar.engine.sharding import Sharding
 
 
 class ChunkHome:
@@ -24,6 +25,7 @@ class ChunkHome:
         training: tells the parts of the run that trains these tensors, once there is one.
         laid_out: whether the chunks have the layout of a run, in which nobody can be replaced.
         ahead: what these tensors were built with before there is a run, see `engine.ahead`.
+        sharding: is told what is used, if some of the chunks are shared by several ranks.
     """
 
     def __init__(self, manager: ChunkManager) -> None:
@@ -37,12 +39,15 @@ class ChunkHome:
         self.training: Callable[[], Training | None] | None = None
         self.laid_out = False
         self.ahead: Ahead | None = None
+        self.sharding: Sharding | None = None
 
     def use(self, tensors: list[Any], *, writes: list[Any]) -> AbstractContextManager[None]:
         chunks = self._chunks(tensors)
         written = self._chunks(writes) if writes else {}
         if written:  # what is due sees the contents from before
             self.manager.do_due(tuple(written))
+        if self.sharding is not None:
+            self.sharding.used(chunks)
         uses = [Use(c, Access.UPDATE if c in written else Access.READ) for c in chunks]
         if written and self.on_write is not None:
             for chunk in written:

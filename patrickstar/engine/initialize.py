@@ -23,10 +23,12 @@ from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.pieces import PiecedParameter, rehome
 from patrickstar.engine.precision import Precision
+from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
+from patrickstar.engine.reducing import GradientReducer
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState, StateSpecification
-from patrickstar.engine.stepping import Stepping
+from patrickstar.engine.stepping import ShardNorms, Stepping
 from patrickstar.errors import BudgetError, ConfigError
 from patrickstar.memory import ChunkManager, CpuTier, DiskTier, Policy, Spool, Tier, format_bytes
 from patrickstar.memory.accelerator import AcceleratorTier
@@ -62,6 +64,7 @@ class RunSettings:
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
     update_on: Literal["host", "device"] = "host"
     record: Path | None = None  # a folder that the run is recorded into
+    ranks: Ranks | None = None  # those that train together, if they are several
 
 
 def make_engine(
@@ -145,17 +148,19 @@ def _assemble(
         for parameter in module.parameters():
             if isinstance(parameter, PiecedParameter):
                 rehome(parameter, home, settings.device or torch.device("cpu"))
+    norms = None if settings.ranks is None else ShardNorms(settings.ranks)
     stepping = Stepping(
         state,
         settings.precision,
         settings.clipping,
         exact=settings.exact,
         skip_overflow=settings.skip_overflow,
+        shard_norms=norms,
     )
-    gradients = Gradients(state, stepping.collected)
+    gradients = Gradients(state, stepping.collected, _reducer(state, norms))
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
-    overlap = Overlap(state, enabled=settings.overlap_update)
+    overlap = Overlap(state, enabled=settings.overlap_update and settings.ranks is None)
     recording = None if record is None else record.recording
     segments = Segments(manager, device, base, overlap, allocated_peak(device), recording)
     engine = Engine(
@@ -234,11 +239,27 @@ def _lay_out(
         settings.host_budget if update_on == "host" else manager.tiers[0].capacity,
         update_on,
     )
-    state = ModelState(module, groups, settings.rule, specification, manager, home)
+    _refuse_whole_tensor_rules(settings)
+    state = ModelState(module, groups, settings.rule, specification, manager, home, settings.ranks)
     _refuse_what_cannot_fit(state)
     _refuse_unmanaged(state)
     _reserve_disk(state, settings)
     return groups, state
+
+
+def _reducer(state: ModelState, norms: ShardNorms | None) -> GradientReducer | None:
+    if state.ranks is None or state.sharding is None or norms is None:
+        return None
+    return GradientReducer(state, state.ranks, state.sharding, norms)
+
+
+def _refuse_whole_tensor_rules(settings: RunSettings) -> None:
+    ranks = settings.ranks
+    if ranks is not None and ranks.shards_states and settings.rule.per_tensor:
+        raise ConfigError(
+            f"{settings.rule.name} updates a weight by norms or products of its whole tensor, and "
+            "from ZeRO stage 1 on no rank has that: use zero_optimization.stage 0"
+        )
 
 
 def _facts_of(state: ModelState, settings: RunSettings) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 import torch
 
+from patrickstar.engine.aligned import AlignedChunks
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.interruption import InterruptsAfterwards
 from patrickstar.engine.optimizer_state import gather, scatter
 from patrickstar.engine.overlap import Overlap
+from patrickstar.engine.refreshing import Refresher
 from patrickstar.engine.segments import Segments
-from patrickstar.engine.state import AlignedChunks, ModelState
+from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import Stepping
 from patrickstar.engine.updating import ChunkUpdate
 from patrickstar.errors import ChunkStateError, ConfigError
@@ -77,6 +79,9 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._gradients = gradients
         self._counters, self._stepping, self._segments = counters, stepping, segments
         self._overlap = overlap
+        ranks = state.ranks
+        whole = ranks is not None and ranks.shards_states and not ranks.shards_parameters
+        self._refresher = Refresher(state.manager, ranks) if ranks is not None and whole else None
         self._scratch = Scratch()
         self.snapshot: BeforeUpdates | None = None
         self.torn = self.closed = False
@@ -171,7 +176,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
     def _update_all(self) -> GradScale | None:
         self.model_state.manager.do_due()
-        self._gradients.collect_rewritten()
+        self._gradients.complete()
         scale = self._stepping.before()
         if scale is not None:
             later = self.snapshot is None and self._segments.may_put_off()
@@ -180,6 +185,8 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                     update = ChunkUpdate.decide(aligned, self.param_groups[aligned.group], scale)
                     if not (later and self._put_off(update)):
                         self._update(update)
+        if self._refresher is not None:
+            self._refresher.finish()
         self._gradients.clear()
         if self.snapshot is not None:
             self.snapshot.copy_rest()
@@ -199,7 +206,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         Returns:
             the norm before clipping, without the loss scale.
         """
-        self._gradients.collect_rewritten()
+        self._gradients.complete()
         return self._stepping.clip_next(max_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -256,6 +263,8 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             update.count()
             update.make(self.model_state, self._scratch)
         self._gradients.clear_chunk(update.aligned)
+        if self._refresher is not None:
+            self._refresher.start(update.aligned)
 
     def _put_off(self, update: ChunkUpdate) -> bool:
         made = False

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.pieces import whole_name
-from patrickstar.engine.state import AlignedChunks, ModelState, Slot
+from patrickstar.engine.state import ModelState
 from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, Use
 

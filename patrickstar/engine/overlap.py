@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from patrickstar.engine.state import AlignedChunks, ModelState
+from patrickstar.engine.aligned import AlignedChunks
+from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import ChunkUpdate
 from patrickstar.memory import Due, Moment, Trace, Use
 

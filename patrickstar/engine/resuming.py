@@ -22,6 +22,7 @@ from patrickstar.checkpoint import Checkpoint, TensorSet, decode, open_checkpoin
 from patrickstar.checkpoint.fields import field, taking_over
 from patrickstar.checkpoint.progress import Progress
 from patrickstar.engine.agreement import What, agree, counters_of, groups_of, progress_of_part
+from patrickstar.engine.aligned import AlignedChunks
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.contents import (
     GRADIENT,
@@ -33,7 +34,6 @@ from patrickstar.engine.contents import (
     members,
     other_tensors,
 )
-from patrickstar.engine.state import AlignedChunks
 from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, Use
 

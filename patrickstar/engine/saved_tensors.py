@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from patrickstar.engine.state import ModelState, Slot
+from patrickstar.engine.aligned import Slot
+from patrickstar.engine.state import ModelState
 from patrickstar.memory import Access, ChunkManager, Use
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -77,6 +78,8 @@ class SavedTensors:
             with _PLAIN():
                 if view.slot.parameter._version != view.version:
                     raise _changed(f"parameter {view.slot.name!r}")
+        if self._state.sharding is not None:
+            self._state.sharding.used((view.use.chunk,))
         self._manager.access((view.use,))
         storage = self._manager.tensor(self._manager.chunk(view.use.chunk)).untyped_storage()
         made = torch.empty(0, dtype=view.dtype, device=storage.device)

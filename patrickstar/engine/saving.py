@@ -30,6 +30,7 @@ from patrickstar.checkpoint import (
     rng_state,
     write_checkpoint,
 )
+from patrickstar.engine.aligned import AlignedChunks
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.contents import (
     GRADIENT,
@@ -39,7 +40,6 @@ from patrickstar.engine.contents import (
     members,
     other_tensors,
 )
-from patrickstar.engine.state import AlignedChunks
 from patrickstar.memory import Access, Chunk, CpuTier, Use
 
 

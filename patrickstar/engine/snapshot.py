@@ -21,6 +21,7 @@ import torch
 from patrickstar.checkpoint import SHARD_BYTES
 from patrickstar.checkpoint.background import BackgroundCheckpoint
 from patrickstar.checkpoint.tensor_file import TensorSource
+from patrickstar.engine.aligned import AlignedChunks
 from patrickstar.engine.contents import Training
 from patrickstar.engine.saving import (
     Wanted,
@@ -30,7 +31,6 @@ from patrickstar.engine.saving import (
     wanted_states,
     wanted_weights,
 )
-from patrickstar.engine.state import AlignedChunks
 
 
 class Snapshot:

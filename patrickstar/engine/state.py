@@ -8,24 +8,24 @@ the same weight in each. One optimizer step of these weights is one pass over th
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from patrickstar.engine.aligned import AlignedChunks, Slot, settle_in, shard_chunks
 from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
 from patrickstar.engine.pieces import PiecedParameter, piece_name
-from patrickstar.memory import Access, Chunk, ChunkManager, Use
+from patrickstar.engine.ranks import Ranks
+from patrickstar.engine.sharding import MOST_GATHERED, Sharding
+from patrickstar.memory import Access, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
-from patrickstar.optim import Layout as RunLayout
 from patrickstar.optim import UpdateRule
-from patrickstar.optim.layout import Segment
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -39,59 +39,6 @@ def _in_pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                 yield piece_name(name, start, stop), piece
         else:
             yield name, parameter
-
-
-@dataclass(eq=False)
-class Slot:
-    """One parameter's place in its chunks, and what the optimizer knows of it.
-
-    `step` counts the updates it took part in; a step without a gradient does not count, as in
-    `torch.optim`.
-    """
-
-    name: str
-    parameter: nn.Parameter
-    index: int
-    offset: int
-    numel: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    step: int = 0
-    has_grad: bool = False
-
-
-@dataclass(eq=False)
-class AlignedChunks:
-    """Chunks with one layout: the same weights as parameters, gradients, masters and states."""
-
-    group: int
-    slots: list[Slot]
-    parameter: Chunk
-    gradient: Chunk | None = None
-    master: Chunk | None = None
-    states: dict[str, Chunk] = field(default_factory=dict)
-    # The parameters were changed from Python since the last update; the masters have not followed.
-    changed: bool = False
-    started: bool = False
-    _layout: RunLayout | None = None
-
-    def chunks(self) -> Iterator[Chunk]:
-        for chunk in (self.parameter, self.gradient, self.master, *self.states.values()):
-            if chunk is not None:
-                yield chunk
-
-    def layout(self) -> RunLayout:
-        """Where the tensors lie, for the update rules; built once, after the last slot came."""
-        if self._layout is None:
-            self._layout = RunLayout(
-                tuple(Segment(s.offset, tuple(s.shape), key=s.index) for s in self.slots)
-            )
-        return self._layout
-
-    def slot_at(self, offset: int) -> Slot | None:
-        """The parameter that covers element `offset`."""
-        place = bisect_right(self.slots, offset, key=lambda slot: slot.offset) - 1
-        return self.slots[place] if place >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -128,6 +75,7 @@ class ModelState:
     Args:
         groups: the optimizer's parameter groups, each with `params` and its hyperparameters.
         rule: the optimizer's formula, which names the states.
+        ranks: those that train together, if they are several.
     """
 
     def __init__(
@@ -138,8 +86,11 @@ class ModelState:
         specification: StateSpecification,
         manager: ChunkManager,
         home: ChunkHome,
+        ranks: Ranks | None = None,
     ) -> None:
         self.manager, self.home, self.rule = manager, home, rule
+        self.ranks = ranks
+        self.sharding = home.sharding = None if ranks is None else Sharding(manager, ranks)
         self.update_tier = [tier.name for tier in manager.tiers].index(specification.update_on)
         self.specification = specification
         self.aligned: list[AlignedChunks] = []
@@ -214,14 +165,15 @@ class ModelState:
     ) -> None:
         spec, create = self.specification, self.manager.create
         first = len(self.aligned)
-        for numel in layout.lengths:
-            aligned = AlignedChunks(group, [], create(max(numel, 1), spec.dtype, "parameter"))
+        for length in layout.lengths:
+            numel = max(length, 1) if self.ranks is None else self.ranks.padded(max(length, 1))
+            aligned = AlignedChunks(group, [], create(numel, spec.dtype, "parameter"), stop=numel)
             if trainable:
-                aligned.gradient = create(max(numel, 1), spec.grad_dtype, "gradient")
+                aligned.gradient = create(numel, spec.grad_dtype, "gradient")
                 if spec.master:
-                    aligned.master = create(max(numel, 1), torch.float32, "master")
+                    aligned.master = create(numel, torch.float32, "master")
                 for state in self.rule.states(hyper):
-                    aligned.states[state.name] = create(max(numel, 1), torch.float32, state.name)
+                    aligned.states[state.name] = create(numel, torch.float32, state.name)
             self.aligned.append(aligned)
             self._of_chunk[aligned.parameter.id] = aligned
         for slot, placement in zip(slots, layout.placements, strict=True):
@@ -229,6 +181,9 @@ class ModelState:
             slot.offset = placement.offset
             aligned.slots.append(slot)
             self.slots[id(slot.parameter)] = (aligned, slot)
+        if self.ranks is not None and self.sharding is not None:
+            for aligned in self.aligned[first:]:
+                shard_chunks(aligned, self.ranks, self.sharding)
 
     def move_in(self, nursery: Nursery) -> None:
         """Copy every parameter from the construction chunks to its final place.
@@ -259,6 +214,8 @@ class ModelState:
                 left[source] -= 1
                 if not left[source]:
                     self._give_up(nursery, left)
+            if self.ranks is not None:
+                settle_in(aligned, self.ranks, self.manager)
 
     @contextmanager
     def _both(self, targets: list[Use], nursery: Nursery, source: Use) -> Iterator[None]:
@@ -292,7 +249,13 @@ class ModelState:
 
     def smallest_update(self) -> int:
         """Bytes that the largest update holds at once."""
-        return max((sum(c.nbytes for c in a.chunks()) for a in self.aligned), default=0)
+        return max((sum(own.nbytes for _, own in a.updated()) for a in self.aligned), default=0)
 
     def total_bytes(self) -> int:
-        return sum(chunk.nbytes for a in self.aligned for chunk in a.chunks())
+        """Bytes of the state that this rank keeps, with what it may hold for a while."""
+        kept = sum(chunk.nbytes for a in self.aligned for chunk in a.kept())
+        if self.sharding is None:
+            return kept
+        gradients = sum(a.gradient.nbytes for a in self.aligned if a.gradient is not None)
+        largest = max((chunk.nbytes for a in self.aligned for chunk in a.chunks()), default=0)
+        return kept + gradients + (MOST_GATHERED + 1) * largest

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.precision import Precision
-from patrickstar.engine.state import ModelState, Slot
+from patrickstar.engine.ranks import Ranks
+from patrickstar.engine.state import ModelState
 from patrickstar.optim import (
     BlockSums,
     GradScale,
@@ -18,6 +20,36 @@ from patrickstar.optim import (
 )
 
 
+class ShardNorms:
+    """Norms of gradients that are kept in shards.
+
+    They are taken of the shards at every stage of ZeRO, per chunk and in float64, so the stage does
+    not change the clip factor.
+
+    Args:
+        ranks: those that share the gradients.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._squares: dict[int, float] = {}
+
+    def measure(self, aligned: AlignedChunks, own: torch.Tensor) -> None:
+        """Note the norm of this rank's part of the gradients while it is in cache."""
+        sums = BlockSums(own.numel())
+        sums.add(own)
+        self._squares[aligned.slots[0].index] = float(sums.total())
+
+    def total(self) -> float:
+        """The norm over all ranks; called on all of them."""
+        squares = sum(self._squares[index] for index in sorted(self._squares))
+        (total,) = self._ranks.sum_of_shards([squares])
+        return math.sqrt(total) if total >= 0 else math.nan
+
+    def clear(self) -> None:
+        self._squares.clear()
+
+
 class Stepping:
     """Decides before each step by which factors gradients are multiplied, or that it is skipped.
 
@@ -25,6 +57,7 @@ class Stepping:
         clipping: the largest global norm, 0 for none.
         exact: take norms and clip in DeepSpeed's arithmetic instead of PyTorch's.
         skip_overflow: skip a step whose gradients are not finite, loss scale or not.
+        shard_norms: has the norms where several ranks share the gradients.
 
     Attributes:
         scheduler: stepped after every update that was made, if there is one.
@@ -40,7 +73,9 @@ class Stepping:
         *,
         exact: bool = False,
         skip_overflow: bool = False,
+        shard_norms: ShardNorms | None = None,
     ) -> None:
+        self._shard_norms = shard_norms
         self._state, self._precision = state, precision
         self._clipping, self._exact, self._skip_overflow = clipping, exact, skip_overflow
         self._norms: dict[int, torch.Tensor | float] = {}
@@ -94,10 +129,15 @@ class Stepping:
         self.applied = updated
         self._clip_next = None
         self._norms.clear()
+        if self._shard_norms is not None:
+            self._shard_norms.clear()
         if updated and self.scheduler is not None:
             self.scheduler.step()
 
     def _total(self) -> torch.Tensor:
+        if self._shard_norms is not None:
+            wide = torch.float64 if self._exact else torch.float32
+            return torch.tensor(self._shard_norms.total(), dtype=wide)
         slots = sorted((slot for _, slot in self._state.slots.values()), key=lambda s: s.index)
         norms = [self._norms[slot.index] for slot in slots if slot.has_grad]
         if self._exact:

@@ -7,14 +7,15 @@ so it can be put off until the weights are used next (see `owed`) and has the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from patrickstar.engine.state import AlignedChunks, ModelState, Slot
-from patrickstar.memory import Access, Use
+from patrickstar.engine.aligned import AlignedChunks, Slot
+from patrickstar.engine.state import ModelState
+from patrickstar.memory import Access, Chunk, Use
 from patrickstar.optim import GradScale, Run, Scratch
 from patrickstar.optim import Layout as RunLayout
 
@@ -67,25 +68,26 @@ class ChunkUpdate:
     def make(self, state: ModelState, scratch: Scratch) -> None:
         """Change the weights; the chunks of `uses` are in use."""
         aligned = self.aligned
+        flat = own_tensors(state, aligned)
         if aligned.changed:
-            follow_parameters(state, aligned)
-        start_states(state, aligned, self.hyper)
-        runs = list(self._runs(state))
+            aligned.changed = False
+            if aligned.master is not None:
+                follow_parameters(flat[aligned.parameter], flat[aligned.master])
+        start_states(state, aligned, self.hyper, flat)
+        runs = [self._run(flat, part) for part in self.ranges]
         state.rule.apply(runs, self.hyper, grad_scale=self.scale, scratch=scratch)
 
-    def _runs(self, state: ModelState) -> Iterator[Run]:
-        manager, tier, aligned = state.manager, state.update_tier, self.aligned
+    def _run(self, flat: Mapping[Chunk, torch.Tensor], part: Range) -> Run:
+        aligned, cut = self.aligned, slice(part.start, part.stop)
         assert aligned.gradient is not None
-        for part in self.ranges:
-            cut = slice(part.start, part.stop)
-            yield Run(
-                manager.tensor(aligned.parameter, tier)[cut],
-                manager.tensor(aligned.gradient, tier)[cut],
-                None if aligned.master is None else manager.tensor(aligned.master, tier)[cut],
-                {name: manager.tensor(chunk, tier)[cut] for name, chunk in aligned.states.items()},
-                part.step,
-                part.layout,
-            )
+        return Run(
+            flat[aligned.parameter][cut],
+            flat[aligned.gradient][cut],
+            None if aligned.master is None else flat[aligned.master][cut],
+            {name: flat[chunk][cut] for name, chunk in aligned.states.items()},
+            part.step,
+            part.layout,
+        )
 
 
 def update_uses(aligned: AlignedChunks, tier: int, *, remade: bool) -> tuple[Use, ...]:
@@ -98,15 +100,16 @@ def update_uses(aligned: AlignedChunks, tier: int, *, remade: bool) -> tuple[Use
     Args:
         remade: every parameter of the chunk takes part, and none was changed from Python.
     """
+    own = dict(aligned.updated())
     assert aligned.gradient is not None
     anew = remade and aligned.master is not None
     uses = [
-        Use(aligned.gradient.id, Access.READ, tier),
-        Use(aligned.parameter.id, Access.OVERWRITE if anew else Access.UPDATE, tier),
+        Use(own[aligned.gradient].id, Access.READ, tier),
+        Use(own[aligned.parameter].id, Access.OVERWRITE if anew else Access.UPDATE, tier),
     ]
     if aligned.master is not None:
-        uses.append(Use(aligned.master.id, Access.UPDATE, tier))
-    uses += [Use(chunk.id, Access.UPDATE, tier) for chunk in aligned.states.values()]
+        uses.append(Use(own[aligned.master].id, Access.UPDATE, tier))
+    uses += [Use(own[chunk].id, Access.UPDATE, tier) for chunk in aligned.states.values()]
     return tuple(uses)
 
 
@@ -118,11 +121,17 @@ def _kept(value: Any) -> Any:
 
 
 def _ranges(aligned: AlignedChunks) -> Iterator[Range]:
+    """Ranges are counted from the first weight that this rank updates."""
     for slots in _alike(aligned.slots):
-        start, stop = slots[0].offset, slots[-1].offset + slots[-1].numel
-        whole = len(slots) == len(aligned.slots)
-        layout = aligned.layout() if whole else aligned.layout().cut(start, stop)
-        yield Range(start, stop, slots[0].step + 1, layout)
+        start = max(slots[0].offset, aligned.start)
+        stop = min(slots[-1].offset + slots[-1].numel, aligned.stop)
+        if start < stop:
+            whole = len(slots) == len(aligned.slots)
+            start, stop = start - aligned.start, stop - aligned.start
+            layout = aligned.own_layout()
+            if start or not whole:
+                layout = layout.cut(start, stop)
+            yield Range(start, stop, slots[0].step + 1, layout)
 
 
 def _alike(slots: list[Slot]) -> Iterator[list[Slot]]:
@@ -137,28 +146,41 @@ def _alike(slots: list[Slot]) -> Iterator[list[Slot]]:
         yield run
 
 
-def start_states(state: ModelState, aligned: AlignedChunks, hyper: dict[str, Any]) -> None:
-    """Give states their first values before the first update; the caller holds their chunks."""
+def own_tensors(state: ModelState, aligned: AlignedChunks) -> dict[Chunk, torch.Tensor]:
+    """The weights that this rank updates, as each chunk has them; the chunks are in use."""
+    found = {}
+    for chunk, own in aligned.updated():
+        flat = state.manager.tensor(own, state.update_tier)
+        whole = flat.numel() > aligned.stop - aligned.start
+        found[chunk] = flat[aligned.start : aligned.stop] if whole else flat
+    return found
+
+
+def start_states(
+    state: ModelState,
+    aligned: AlignedChunks,
+    hyper: dict[str, Any],
+    flat: Mapping[Chunk, torch.Tensor],
+) -> None:
+    """Give states their first values before the first update.
+
+    Args:
+        flat: tensors over the chunks of the states, which are in use.
+    """
     if aligned.started:
         return
     aligned.started = True
     for specification in state.rule.states(hyper):
         if specification.init:
-            chunk = aligned.states[specification.name]
-            state.manager.tensor(chunk, state.update_tier).fill_(specification.init)
+            flat[aligned.states[specification.name]].fill_(specification.init)
 
 
-def follow_parameters(state: ModelState, aligned: AlignedChunks) -> None:
-    """Let the masters follow parameters that were changed from Python since the last update.
+def follow_parameters(parameter: torch.Tensor, master: torch.Tensor) -> None:
+    """Let masters follow parameters that were changed from Python since the last update.
 
     Where a parameter is still the rounding of its master, nobody changed it and the master keeps
     its full precision.
     """
-    aligned.changed = False
-    if aligned.master is None:
-        return
-    parameter = state.manager.tensor(aligned.parameter, state.update_tier)
-    master = state.manager.tensor(aligned.master, state.update_tier)
     differs = parameter != master.to(parameter.dtype)
     if bool(differs.any()):
         torch.where(differs, parameter.float(), master, out=master)

@@ -23,6 +23,10 @@ class Due:
         work: changes contents; called when everything is there. If an interrupt comes when it is
             over, it is called again, and has to know that.
         dead: chunks whose contents nobody needs afterwards.
+        on_use: it is no change that is late, but contents that are made when they are wanted:
+            whoever asks for all that is due does not ask for it.
+        prepare: called before the work's chunks are brought, with the chunks that are about to be
+            used.
         running: it has begun to bring its chunks.
         done: it is over, whatever an interrupt left of it here.
     """
@@ -31,6 +35,8 @@ class Due:
     uses: tuple[Use, ...]
     work: Callable[[], None]
     dead: tuple[int, ...] = ()
+    on_use: bool = False
+    prepare: Callable[[frozenset[int]], None] | None = None
     running: bool = False
     done: bool = False
 
@@ -67,5 +73,10 @@ class DueWork:
         return [due for due in found if not due.running]
 
     def all(self) -> list[Due]:
-        """Everything, in the order it was added."""
-        return self.of(list(self._of))
+        """Every change that is late, in the order it was added."""
+        return [due for due in self.of(list(self._of)) if not due.on_use]
+
+    def drop(self, chunk: int) -> None:
+        """What this chunk waits for will not be done."""
+        if chunk in self._of:
+            self.remove(self._of[chunk])

@@ -36,7 +36,10 @@ class CopyState(Enum):
 
 @dataclass(slots=True)
 class Entry:
-    """What the ledger knows of one chunk; lists are indexed by tier."""
+    """What the ledger knows of one chunk; lists are indexed by tier.
+
+    `version` grows whenever the contents change.
+    """
 
     nbytes: int
     copies: list[CopyState]
@@ -45,6 +48,7 @@ class Entry:
     locks: list[int]
     loaded_at: list[int]
     used_at: list[int]
+    version: int = 0
 
 
 @dataclass
@@ -145,6 +149,7 @@ class Ledger:
             raise ChunkStateError(f"chunk {chunk} has contents already; it cannot be created anew")
         self._take(entry, chunk, tier)
         entry.copies[tier] = CopyState.VALID
+        entry.version += 1
         self._touch(entry, tier, loaded=True)
 
     def begin_load(self, chunk: int, source: int, target: int) -> None:
@@ -211,6 +216,7 @@ class Ledger:
                 )
         for other in stale:
             self._remove_copy(chunk, other)
+        entry.version += 1
         return stale
 
     def blank(self, chunk: int) -> list[int]:

@@ -152,6 +152,14 @@ class ChunkManager:
         """Whether the chunk is in a `use` now, or something may read it past the manager."""
         return any(self._residency.is_in_use(chunk.id, tier) for tier in range(len(self.tiers)))
 
+    def is_pinned(self, chunk: Chunk) -> bool:
+        """Whether the chunk is in a `use` now."""
+        return any(self.ledger.entry(chunk.id).pins)
+
+    def version(self, chunk: Chunk) -> int:
+        """A number that grows whenever the contents of `chunk` may have changed."""
+        return self.ledger.entry(chunk.id).version
+
     def is_referenced(self, chunk: Chunk) -> bool:
         """Whether anything but permanent views refers to the chunk's tier-0 storage."""
         return self._tensors.is_referenced(chunk.id)
@@ -194,8 +202,12 @@ class ChunkManager:
         """Whether work on `chunk` has been put off."""
         return chunk.id in self._due
 
+    def drop_due(self, chunk: Chunk) -> None:
+        """What was put off until `chunk` is used will not be done."""
+        self._due.drop(chunk.id)
+
     def has_due(self) -> bool:
-        """Whether any work has been put off."""
+        """Whether any work has been put off that does not wait for a use alone."""
         return bool(self._due.all())
 
     def do_due(self, chunks: Sequence[int] | None = None) -> None:
@@ -204,12 +216,15 @@ class ChunkManager:
         Raises:
             BudgetError: there is no room for it; it stays due.
         """
+        wanted = frozenset(chunks or ())
         for due in self._due.all() if chunks is None else self._due.of(chunks):
-            self._do(due)
+            self._do(due, wanted)
 
-    def _do(self, due: Due) -> None:
+    def _do(self, due: Due, wanted: frozenset[int]) -> None:
         due.running = True
         try:
+            if due.prepare is not None:
+                due.prepare(wanted)
             with self.use(due.uses):
                 due.work()
                 self._due.remove(due)
@@ -398,8 +413,9 @@ class ChunkManager:
         """
         self._refuse_when_over()
         if self._due:
+            wanted = frozenset(use.chunk for use in uses)
             for due in self._due.before(uses):
-                self._do(due)
+                self._do(due, wanted)
         self._mover.keep(frozenset((use.chunk, use.tier) for use in uses))
         try:
             self._begin_moment(uses)

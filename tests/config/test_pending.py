@@ -13,7 +13,7 @@ import patrickstar
 from patrickstar.config import ConfigWarning, load_config
 from patrickstar.config.key import Status
 from patrickstar.config.keys import TABLE
-from patrickstar.config.pending import ALWAYS, WITH_RANKS
+from patrickstar.config.pending import ALWAYS
 
 # Read in this package, which resolves them.
 RESOLVED = {
@@ -45,23 +45,15 @@ def at(path: str, value: Any) -> dict[str, Any]:
 ASKING = {
     "checkpoint.tag_validation": "Fail",
     "steps_per_print": 10,
-    "communication_data_type": "bf16",
-    "gradient_predivide_factor": 2.0,
-    "zero_optimization.stage": 3,
 }
 
 
-@pytest.mark.parametrize("path", [*ALWAYS, *WITH_RANKS])
+@pytest.mark.parametrize("path", ALWAYS)
 def test_asking_for_what_nothing_acts_on_is_remarked_on(path: str) -> None:
-    nothing = (ALWAYS | WITH_RANKS)[path]
+    nothing = ALWAYS[path]
     asking = ASKING.get(path, not nothing)
     assert f"{path}: nothing acts on it yet" in remarks(at(path, asking), world_size=2)
     assert path not in remarks(at(path, nothing), world_size=2)
-
-
-@pytest.mark.parametrize("path", WITH_RANKS)
-def test_on_one_rank_there_is_nothing_to_remark(path: str) -> None:
-    assert path not in remarks(at(path, ASKING.get(path, True)), world_size=1)
 
 
 def test_defaults_are_not_remarked_on() -> None:
@@ -86,4 +78,4 @@ def test_every_honoured_key_is_read_by_something_or_marked() -> None:
     }
     off = {path.removesuffix("enabled") for path in ALWAYS if path.endswith(".enabled")}
     unread = {path for path in unread if not path.startswith(tuple(off))}
-    assert unread - ALWAYS.keys() - WITH_RANKS.keys() - RESOLVED == set()
+    assert unread - ALWAYS.keys() - RESOLVED == set()

@@ -1,0 +1,85 @@
+"""Finding the other ranks of a run.
+
+`torchrun` and its like tell each process its place in the environment. A process group that exists
+already is used as it is.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from patrickstar.comm import Communicator, ShardedComm
+from patrickstar.config import Config
+from patrickstar.engine.from_config import DTYPES
+from patrickstar.engine.initialize import RunSettings
+from patrickstar.engine.ranks import Ranks
+from patrickstar.errors import ConfigError
+
+_TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def world_size() -> int:
+    """How many ranks there are, connected or about to be."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _TOLD) else 1
+
+
+def join(device: torch.device | None, timeout: float) -> Communicator | None:
+    """Connect with the other ranks that were launched; None if there are none.
+
+    Args:
+        device: the accelerator that this rank computes on; None for the CPU.
+        timeout: seconds that a collective may take.
+
+    Raises:
+        ConfigError: the launcher's environment contradicts itself.
+        CommError: a rank did not come.
+    """
+    if world_size() == 1:
+        return None
+    if not dist.is_initialized():
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if not 0 <= rank < size:
+            raise ConfigError(f"RANK={rank} is none of the {size} ranks that WORLD_SIZE tells of")
+        backend = "gloo"
+        if device is not None:
+            native = dist.get_default_backend_for_device(device.type)
+            backend = f"cpu:gloo,{device.type}:{native}"
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+    return Communicator.open(device=device or "cpu", timeout=timeout)
+
+
+def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> RunSettings:
+    """`settings` for one of several ranks.
+
+    Those on one host share its budgets for memory and disk; each has a device of its own.
+    """
+    size, here = len(comm.topology.ranks), ranks_of_this_host(comm)
+    predivide = float(size) if config.prescale_gradients else config.gradient_predivide_factor
+    name = config.communication_data_type
+    ranks = Ranks(
+        comm,
+        ShardedComm(comm),
+        config.zero_optimization.stage,
+        None if name is None else DTYPES[name],
+        None if predivide == 1.0 else predivide,
+    )
+    host, disk = settings.host_budget, settings.disk
+    if disk is not None and disk[1] is not None:
+        disk = (disk[0], disk[1] // here)
+    return replace(
+        settings, ranks=ranks, host_budget=None if host is None else host // here, disk=disk
+    )
+
+
+def ranks_of_this_host(comm: Communicator) -> int:
+    """How many of the ranks share this machine's memory and disk."""
+    mine = socket.gethostname().encode()
+    return comm.control.exchange_bytes("names of hosts", mine).count(mine)

@@ -1,0 +1,146 @@
+"""Chunks of which every rank keeps one N-th.
+
+A chunk that is sharded is two: the *full* one, which everybody asks for as on one rank, and this
+rank's *shard*, where the contents are. The full one is blank until it is used. Then it is gathered
+from all ranks, whoever asks: an operator, autograd, `state_dict`, a checkpoint. So a chunk that is
+sharded can be asked for by all ranks together only. It stays until others have been gathered; what
+was changed in it meanwhile goes to the shards: all ranks make the same changes, and each keeps its
+part.
+
+When a gathered chunk is given up does not depend on memory, which may differ between ranks, but on
+the order of uses alone, which does not: the collectives of all ranks stay in step. Chunks that are
+gathered and waiting can be moved to lower tiers like any other.
+
+A gradient is asked for in full after the backward, too. Before, its full chunk is this rank's own
+and is `taken`: see `engine.reducing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from patrickstar.engine.ranks import Ranks
+from patrickstar.memory import Access, Chunk, ChunkManager, Due, Use
+
+MOST_GATHERED = 2
+"""How many chunks that nobody uses now stay gathered; two neighbours often take turns."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A sharded chunk."""
+
+    name: str
+    full: Chunk
+    own: Chunk
+    start: int
+    stop: int
+
+
+class Sharding:
+    """The sharded chunks of one run.
+
+    Args:
+        manager: has the chunks.
+        ranks: those that share them.
+    """
+
+    def __init__(self, manager: ChunkManager, ranks: Ranks) -> None:
+        self._manager, self._ranks = manager, ranks
+        self._halves: dict[int, Halves] = {}
+        self._gathered: dict[int, int] = {}  # versions at that time; least recently used first
+
+    def shard(self, full: Chunk, name: str) -> None:
+        """Keep `full` in shards from now on; what it holds is `spread`, or it starts with zeros.
+
+        Args:
+            name: for messages, the same on every rank.
+        """
+        start, stop = self._ranks.own(full.numel)
+        own = self._manager.create(stop - start, full.dtype, full.kind)
+        self._halves[full.id] = Halves(name, full, own, start, stop)
+
+    def own(self, chunk: Chunk) -> Chunk:
+        """Where this rank keeps its part: the shard, or the chunk itself if it is not sharded."""
+        halves = self._halves.get(chunk.id)
+        return chunk if halves is None else halves.own
+
+    def is_sharded(self, chunk: Chunk) -> bool:
+        return chunk.id in self._halves
+
+    def of(self, chunk: Chunk) -> Halves:
+        return self._halves[chunk.id]
+
+    # What is in the full chunk
+
+    def spread(self, full: Chunk) -> None:
+        """Keep this rank's part of what is in the full chunk, and give that up."""
+        halves = self._halves[full.id]
+        uses = [Use(full.id, Access.READ), Use(halves.own.id, Access.OVERWRITE)]
+        with self._manager.use(uses), torch.no_grad():
+            whole = self._manager.tensor(full)
+            self._manager.tensor(halves.own).copy_(whole[halves.start : halves.stop])
+        self.leave(full)
+
+    def leave(self, full: Chunk) -> None:
+        """Give up what is in the full chunk: the contents are what the shards hold."""
+        self.take(full)
+        halves = self._halves[full.id]
+        uses = (Use(full.id, Access.OVERWRITE), Use(halves.own.id, Access.READ))
+        self._manager.before_next_use(
+            Due((full.id,), uses, self._gathering(halves), on_use=True, prepare=self._make_way)
+        )
+
+    def take(self, full: Chunk) -> None:
+        """The full chunk is this rank's own, and blank, until it is spread or left."""
+        self._manager.drop_due(full)
+        self._gathered.pop(full.id, None)
+        self._manager.release(full)
+
+    def clear(self, full: Chunk) -> None:
+        """The contents are zeros, on all ranks."""
+        self.leave(full)
+        self._manager.release(self._halves[full.id].own)
+
+    def used(self, chunks: Iterable[int]) -> None:
+        """These chunks are about to be used; those that were used last are given up last."""
+        for chunk in chunks:
+            version = self._gathered.pop(chunk, None)
+            if version is not None:
+                self._gathered[chunk] = version
+
+    def settle(self) -> set[int]:
+        """Give up everything that is gathered. Returns the full chunks that had been changed."""
+        return {chunk for chunk in list(self._gathered) if self._give_up(chunk)}
+
+    # Inside
+
+    def _gathering(self, halves: Halves) -> Callable[[], None]:
+        def gather() -> None:
+            full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
+            with torch.no_grad():
+                self._ranks.gather(halves.name, full, own).wait()
+            self._gathered[halves.full.id] = self._manager.version(halves.full)
+
+        return gather
+
+    def _make_way(self, wanted: frozenset[int]) -> None:
+        spare = [
+            chunk
+            for chunk in self._gathered
+            if chunk not in wanted and not self._manager.is_pinned(self._halves[chunk].full)
+        ]
+        for chunk in spare[: max(len(self._gathered) + 1 - MOST_GATHERED, 0)]:
+            self._give_up(chunk)
+
+    def _give_up(self, chunk: int) -> bool:
+        full = self._halves[chunk].full
+        changed = self._manager.version(full) != self._gathered[chunk]
+        if changed:
+            self.spread(full)
+        else:
+            self.leave(full)
+        return changed
