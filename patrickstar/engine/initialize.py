@@ -35,6 +35,7 @@ from patrickstar.memory.accelerator import AcceleratorTier
 from patrickstar.memory.pinned import PinnedTier, page_lock
 from patrickstar.optim import UpdateRule
 
+_MOST_NAMES = 8  # of the weights of a chunk, in the facts of a recorded run
 ParamGroups = Callable[[nn.Module], Sequence[Mapping[str, Any]]]
 
 
@@ -178,7 +179,7 @@ def _assemble(
     )
     engine.optimizer = optimizer
     if record is not None:
-        record.begin(manager, _facts_of(state, settings))
+        record.begin(_facts_of(state, settings))
         record.follow(engine)
         engine.record = record
     if settings.make_scheduler is not None:
@@ -272,6 +273,14 @@ def _facts_of(state: ModelState, settings: RunSettings) -> dict[str, Any]:
         "optimizer": type(settings.rule).__name__,
         "policy": type(settings.policy).__name__,
         "planned": settings.plan,
+        "weights": [
+            {
+                "chunks": [chunk.id for chunk in aligned.chunks()],
+                "names": [slot.name for slot in aligned.slots[:_MOST_NAMES]],
+                "count": len(aligned.slots),
+            }
+            for aligned in state.aligned
+        ],
     }
 
 

@@ -261,10 +261,14 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             if self.snapshot is not None:
                 self.snapshot.before_update(update.aligned)
             update.count()
-            update.make(self.model_state, self._scratch)
+            self._make(update)
         self._gradients.clear_chunk(update.aligned)
         if self._refresher is not None:
             self._refresher.start(update.aligned)
+
+    def _make(self, update: ChunkUpdate) -> None:
+        with self._segments.updating(update.aligned.parameter.id):
+            update.make(self.model_state, self._scratch)
 
     def _put_off(self, update: ChunkUpdate) -> bool:
         made = False
@@ -280,7 +284,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                 for device in {"cpu", self._segments.device.type}:
                     stack.enter_context(torch.autocast(device, enabled=False))
                 self.torn = True
-                update.make(self.model_state, self._scratch)
+                self._make(update)
                 made, self.torn = True, False
 
         if not self._overlap.put_off(update, work):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from patrickstar.engine.recording import Event, Recording
 from patrickstar.engine.run_folder import RunFolder
-from patrickstar.memory import ChunkManager, Tier
+from patrickstar.memory import Plan, Tier
 
 
 class RecordedRun:
@@ -34,12 +34,10 @@ class RecordedRun:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._folder = RunFolder(path / f"rank{rank}" if rank else path)
         self._tiers = [(tier.name, tier.capacity) for tier in tiers]
-        self._manager: ChunkManager | None = None
         self.recording = Recording([name for name, _ in self._tiers], self)
 
-    def begin(self, manager: ChunkManager, facts: Mapping[str, Any]) -> None:
+    def begin(self, facts: Mapping[str, Any]) -> None:
         """The run is set up; `facts` are what its maker knows of it."""
-        self._manager = manager
         self._folder.facts(
             {
                 "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -67,10 +65,9 @@ class RecordedRun:
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._folder.step(metrics)
-        assert self._manager is not None
-        for playback in self._manager.plans.values():
-            if any(name == "step" for _, name in playback.plan.trace.segments):
-                self._folder.plan(playback.plan, [name for name, _ in self._tiers])
+
+    def plan(self, plan: Plan) -> None:
+        self._folder.plan(plan, [name for name, _ in self._tiers])
 
     def close(self) -> None:
         self._folder.close()

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from patrickstar.memory import Plan
 from patrickstar.memory.chunk import Chunk
 from patrickstar.memory.observer import Why
 from patrickstar.memory.trace import Use
 
 FIRST, EVERY, MOST = 6, 100, 20  # iterations whose events are kept: the first, then some, at most
+_MOST_PLANS = 8
 _KINDS = ("parameter", "master", "gradient", "construction")
 Event = dict[str, Any]
 
@@ -36,6 +38,9 @@ class Sink(Protocol):
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """An optimizer step was made."""
+
+    def plan(self, plan: Plan) -> None:
+        """A plan that iterations from now on name by its number, from 0 in this order."""
 
 
 class Recording:
@@ -68,6 +73,7 @@ class Recording:
         self._peak = [0 for _ in tiers]  # since the last step
         self._chunks: dict[tuple[int, int], Chunk] = {}
         self._known: set[int] = set()
+        self._plans: list[Plan] = []
         self._moved: dict[str, int] = {}
         self._events: list[Event] | None = None
         self._segment: tuple[str, float] | None = None
@@ -77,12 +83,13 @@ class Recording:
 
     # From the engine
 
-    def began_iteration(self, *, planned: bool) -> None:
-        """An iteration begins."""
+    def began_iteration(self, plan: Plan | None) -> None:
+        """An iteration begins, which follows `plan` if there is one."""
         self._began = self._now()
         if self._is_recorded(self._step):
             self._events = []
-            self._note("iteration", step=self._step, planned=planned)
+            number = None if plan is None else self._number(plan)
+            self._note("iteration", step=self._step, planned=plan is not None, plan=number)
             for (id_, tier), chunk in self._chunks.items():
                 self._introduce(chunk)
                 self._note("resident", chunk=id_, tier=self._tiers[tier])
@@ -122,6 +129,10 @@ class Recording:
             self._note("segment", kind=kind, begin=began, end=self._now())
             self._segment = None
 
+    def updated(self, chunk: int, began: float, ended: float) -> None:
+        """The weights in `chunk` were updated."""
+        self._note("update", chunk=chunk, **self._span(began, ended))
+
     def loss(self, value: float) -> None:
         """The loss of a micro-batch."""
         self._losses.append(value)
@@ -157,8 +168,7 @@ class Recording:
                 source=self._tiers[source],
                 target=self._tiers[target],
                 bytes=chunk.nbytes,
-                begin=round(began - self._zero, 6),
-                end=round(ended - self._zero, 6),
+                **self._span(began, ended),
             )
 
     def mended(self, copies: Sequence[tuple[Chunk, int]]) -> None:
@@ -171,7 +181,7 @@ class Recording:
                 self.placed(chunk, tier)
 
     def waited(self, began: float, ended: float) -> None:
-        self._note("wait", begin=round(began - self._zero, 6), end=round(ended - self._zero, 6))
+        self._note("wait", **self._span(began, ended))
 
     def other(self, tier: int, nbytes: int) -> None:
         self._add(tier, "other", nbytes - self._bytes[tier].get("other", 0))
@@ -180,6 +190,20 @@ class Recording:
 
     def _now(self) -> float:
         return round(self._clock() - self._zero, 6)
+
+    def _span(self, began: float, ended: float) -> dict[str, float]:
+        return {"begin": round(began - self._zero, 6), "end": round(ended - self._zero, 6)}
+
+    def _number(self, plan: Plan) -> int | None:
+        """The number of `plan`; None for one beyond the first few."""
+        for number, known in enumerate(self._plans):
+            if known is plan:
+                return number
+        if len(self._plans) == _MOST_PLANS:
+            return None
+        self._plans.append(plan)
+        self._sink.plan(plan)
+        return len(self._plans) - 1
 
     def _note(self, what: str, **fields: Any) -> None:
         if self._events is not None:

@@ -1,7 +1,7 @@
 """The files that a recorded run leaves in its folder, for `patrickstar report`.
 
     facts.json      the run: versions, machine, tiers and their budgets, size of the model
-    plan.json       what the planner expects of an iteration
+    plan.json       what the planner expects of an iteration, of each plan that was followed
     steps.jsonl     a line an optimizer step
     events.jsonl    a line an event, of some steps (see `patrickstar.engine.recording`)
 
@@ -34,7 +34,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._has_plan = False
+        self._plans: list[dict[str, Any]] = []
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "plan.json").unlink(missing_ok=True)
@@ -51,14 +51,9 @@ class RunFolder:
         self._replace("facts.json", {"format": FORMAT, **facts})
 
     def plan(self, plan: Plan, tiers: Sequence[str]) -> None:
-        """What the planner expects of the iterations that follow; the first plan is kept."""
-        if self._has_plan:
-            return
-        self._has_plan = True
-        self._replace(
-            "plan.json",
+        """What the planner expects of the iterations that follow it."""
+        self._plans.append(
             {
-                "format": FORMAT,
                 "moments": len(plan.trace.moments),
                 "tiers": {
                     tiers[tier]: {
@@ -70,8 +65,9 @@ class RunFolder:
                     }
                     for tier in plan.peak
                 },
-            },
+            }
         )
+        self._replace("plan.json", {"format": FORMAT, "plans": self._plans})
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._append(self._steps, [metrics])

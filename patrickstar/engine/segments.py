@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -98,6 +99,14 @@ class Segments:
             yield
         self._end(complete=True)
 
+    @contextmanager
+    def updating(self, chunk: int) -> Iterator[None]:
+        """The update of the weights in `chunk` is made, in the step or later."""
+        began = time.perf_counter()
+        yield
+        if self._recording is not None:
+            self._recording.updated(chunk, began, time.perf_counter())
+
     def abandon(self) -> None:
         """Something went wrong or nowhere; the next segment begins a new iteration."""
         self._manager.abandon_iteration()
@@ -114,7 +123,7 @@ class Segments:
         self.planned = self._manager.begin_iteration(self._overlap.begin(key))
         self._running, self._forwards = True, 1
         if self._recording is not None:
-            self._recording.began_iteration(planned=self.planned)
+            self._recording.began_iteration(self._manager.plan)
 
     def _end(self, *, complete: bool) -> None:
         self._running = False

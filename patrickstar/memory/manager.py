@@ -36,6 +36,7 @@ from patrickstar.memory.lease import Lease
 from patrickstar.memory.ledger import CopyState
 from patrickstar.memory.mover import Mover
 from patrickstar.memory.observer import Observer, Why
+from patrickstar.memory.planner import Plan
 from patrickstar.memory.playback import Playback
 from patrickstar.memory.policy import FurthestNextUse, Policy
 from patrickstar.memory.residency import Residency
@@ -305,6 +306,12 @@ class ChunkManager:
     def plans(self) -> dict[Hashable, Playback]:
         """The plans made so far, by the key of the iteration."""
         return self._iterations.plans
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that the running iteration follows."""
+        playback = self._iterations.playback
+        return None if playback is None else playback.plan
 
     @property
     def abandoned(self) -> Trace | None:

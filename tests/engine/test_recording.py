@@ -84,6 +84,20 @@ def test_segments_moments_and_transfers_of_a_step_are_in_order(run: Path) -> Non
         assert {transfer["source"], transfer["target"]} == {"host", "disk"}
 
 
+def test_every_chunk_is_updated_once_a_step_in_the_step_or_in_the_next_forward(run: Path) -> None:
+    steps: list[list[dict[str, Any]]] = []
+    for event in lines(run / "events.jsonl"):
+        if event["event"] == "iteration":
+            steps.append([])
+        steps[-1].append(event)
+    updates = [[e for e in step if e["event"] == "update"] for step in steps]
+    assert len(updates[0]) == len({e["chunk"] for e in updates[0]}) > 0
+    assert updates[1] == [], "the second step leaves them to the third"
+    assert {e["chunk"] for e in updates[2]} == {e["chunk"] for e in updates[0]}
+    (forward,) = [e for e in steps[2] if e["event"] == "segment" and e["kind"] == "forward"]
+    assert all(forward["begin"] <= e["begin"] <= e["end"] <= forward["end"] for e in updates[2])
+
+
 def test_memory_by_kind_stays_inside_the_budget_and_knows_every_kind(run: Path) -> None:
     kinds: set[str] = set()
     for event in lines(run / "events.jsonl"):
@@ -111,12 +125,19 @@ def test_residents_and_later_places_explain_every_departure(run: Path) -> None:
 
 
 def test_the_plan_and_the_facts_of_the_run_are_there(run: Path) -> None:
-    plan = json.loads((run / "plan.json").read_text())
-    assert plan["tiers"]["host"]["peak"] <= 10 << 20
-    assert len(plan["tiers"]["host"]["in_use"]) == plan["moments"]
+    plans = json.loads((run / "plan.json").read_text())["plans"]
+    for plan in plans:
+        assert plan["tiers"]["host"]["peak"] <= 10 << 20
+        assert len(plan["tiers"]["host"]["in_use"]) == plan["moments"]
+    begins = [e for e in lines(run / "events.jsonl") if e["event"] == "iteration"]
+    assert [e["plan"] for e in begins] == [None, 0, 1, 1], "the third step has updates to make"
     facts = json.loads((run / "facts.json").read_text())
     assert facts["tiers"][0] == {"name": "host", "budget": 10 << 20}
     assert facts["parameters"] > 0
+    names = [name for weights in facts["weights"] for name in weights["names"]]
+    assert {"tokens.weight", "blocks.0.attention.qkv.weight"} <= set(names)
+    known = {e["chunk"] for e in lines(run / "events.jsonl") if e["event"] == "chunk"}
+    assert known <= {chunk for weights in facts["weights"] for chunk in weights["chunks"]}
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -136,12 +157,15 @@ class Silent:
     def step(self, metrics: Any) -> None:
         self.steps += 1
 
+    def plan(self, plan: Any) -> None:
+        raise AssertionError("no iteration had a plan")
+
 
 def test_of_a_long_run_some_steps_have_events_and_all_have_metrics() -> None:
     sink = Silent()
     recording = Recording(["host"], sink)
     for _ in range(30 * EVERY):
-        recording.began_iteration(planned=True)
+        recording.began_iteration(None)
         recording.ended_iteration(complete=True)
     assert sink.steps == 30 * EVERY
     assert sink.noted[: FIRST + 1] == [*range(1, FIRST + 1), EVERY]
@@ -151,6 +175,6 @@ def test_of_a_long_run_some_steps_have_events_and_all_have_metrics() -> None:
 def test_an_abandoned_iteration_is_noted_and_makes_no_step() -> None:
     sink = Silent()
     recording = Recording(["host"], sink)
-    recording.began_iteration(planned=False)
+    recording.began_iteration(None)
     recording.ended_iteration(complete=False)
     assert (sink.steps, sink.noted) == (0, [1])
