@@ -296,6 +296,7 @@ class Engine(DeepSpeedNames, nn.Module):
             keep: how many checkpoints `save_dir` has at most afterwards; older ones are removed.
             asynchronous: write while training goes on; see `engine.snapshot`. It is complete after
                 `wait_for_checkpoint`, the next save, a load, or `close`; these tell if it failed.
+                With several ranks it is complete when this returns.
 
         Returns:
             True, as DeepSpeed does.
@@ -309,7 +310,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self.wait_for_checkpoint()
         self.memory.do_due()
         assert self.optimizer is not None
-        write = Snapshot if asynchronous else save
+        write = Snapshot if asynchronous and self.ranks is None else save
         written = write(
             self._training(),
             Path(save_dir),

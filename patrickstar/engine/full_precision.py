@@ -115,6 +115,27 @@ def before_writing(run: Training, aligned: AlignedChunks) -> None:
         run.state.home.on_write(aligned.parameter.id)
 
 
+def share_of(parameter: nn.Parameter) -> slice | None:
+    """Which of the elements of a weight this rank keeps; None for all of them.
+
+    Raises:
+        ConfigError: the weight is kept in pieces, whose shares do not follow each other.
+    """
+    run = _run_of(parameter)
+    ranks = None if run is None else run.state.ranks
+    if run is None or ranks is None or not ranks.shards_parameters:
+        return None
+    if isinstance(parameter, PiecedParameter):
+        raise ConfigError(
+            f"a parameter of shape {tuple(parameter.shape)} is kept in pieces, and this rank has a "
+            "part of each; use the functions for the full value"
+        )
+    aligned, slot = run.state.of(parameter)
+    start, stop = ranks.own(aligned.parameter.numel)
+    first, last = (min(max(at - slot.offset, 0), slot.numel) for at in (start, stop))
+    return slice(first, last)
+
+
 Read = Callable[[Training, AlignedChunks, Slot], torch.Tensor]
 Write = Callable[[Training, AlignedChunks, Slot, torch.Tensor], None]
 

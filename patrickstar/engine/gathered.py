@@ -26,8 +26,8 @@ class GatheredParameters:
 
     Args:
         params: one parameter or several; those that live in no chunk are left as they are.
-        modifier_rank: accepted. A change is kept whether or not a rank is named; DeepSpeed drops it
-            without one.
+        modifier_rank: the rank whose changes count; all ranks have them afterwards. Without one a
+            change is kept, too, and all ranks must make the same; DeepSpeed drops it.
         fwd_module: accepted: a parameter may be used anywhere without being registered.
         enabled: without it nothing happens.
     """
@@ -41,6 +41,7 @@ class GatheredParameters:
     ) -> None:
         given = [params] if isinstance(params, torch.Tensor) else list(params)
         self._params = given if enabled else []
+        self._modifier = modifier_rank
         self._kept = ExitStack()
 
     def __enter__(self) -> None:
@@ -62,4 +63,22 @@ class GatheredParameters:
                 continue  # each comes when it is used
 
     def __exit__(self, *raised: Any) -> None:
+        if self._modifier is not None and raised[0] is None:
+            for parameter in self._params:
+                _take_from(parameter, self._modifier)
         self._kept.close()
+
+
+def _take_from(parameter: Any, rank: int) -> None:
+    """Give every rank the parameter that `rank` has."""
+    home: Any = getattr(parameter, "_home", None)
+    training = None if home is None or home.training is None else home.training()
+    if training is None or training.state.ranks is None:
+        return
+    pieces = parameter.pieces if isinstance(parameter, PiecedParameter) else [parameter]
+    for piece in pieces:
+        aligned, slot = training.state.of(piece)
+        with home.use([piece], writes=[piece]), torch.no_grad():
+            flat = training.state.manager.tensor(aligned.parameter)
+            part = flat[slot.offset : slot.offset + slot.numel]
+            training.state.ranks.from_rank(f"parameter {slot.name}", part, rank)

@@ -74,9 +74,13 @@ class Ranks:
             chunk, full, own, op="avg", dtype=self.dtype, predivide=self.predivide
         )
 
-    def from_first(self, chunk: str, full: torch.Tensor) -> None:
-        """What the first rank has in `full`, on every rank."""
-        self.chunks.broadcast(chunk, full, self.comm.topology.ranks[0]).wait()
+    def from_rank(self, name: str, flat: torch.Tensor, rank: int) -> None:
+        """What `rank` has in `flat`, on every rank."""
+        self.chunks.broadcast(name, flat, rank).wait()
+
+    def from_first(self, name: str, flat: torch.Tensor) -> None:
+        """What the first rank has in `flat`, on every rank."""
+        self.from_rank(name, flat, self.comm.topology.ranks[0])
 
     def anywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Whether each flag is set on any rank."""

@@ -85,7 +85,9 @@ def resume(
             training.stepping.grad_norm = None if norm is None else float(norm)
             training.stepping.applied = bool(state.get("applied"))
             _load_stateful(state, "data", training.data)
-            for rng in field(state, "rng", list)[:1]:
+            ranks, states = training.state.ranks, field(state, "rng", list)
+            own = 0 if ranks is None else ranks.comm.topology.ranks.index(ranks.comm.rank)
+            for rng in states[own : own + 1]:  # ranks that were not there keep theirs
                 set_rng_state(rng)
     return client, counters
 
@@ -132,7 +134,7 @@ def _load_progress(
     hyper = training.optimizer.param_groups[aligned.group]
     initial = {s.name: s.init for s in training.state.rule.states(hyper)}
     for name, chunk in aligned.states.items():
-        training.state.manager.release(chunk)
+        training.state.clear(chunk)
         if aligned.started:
             sources = [
                 (checkpoint.optimizer, f"{name}/{p.member.name}") if p.progress.started else None

@@ -2,8 +2,9 @@
 
 Tensors are stored by the names of the user's module, whole: how they lie in chunks, on which tier,
 and whether they are kept in pieces is the business of the run that saves, not of the one that
-loads. They are written in the order in which they lie in the chunks, so each chunk is fetched once
-for each kind of it, and one at a time: saving needs no memory beyond what the budgets hold anyway.
+loads. With several ranks they are gathered, and the first rank writes them (see `together`). They
+are written in the order in which they lie in the chunks, so each chunk is fetched once for each
+kind of it, and one at a time: saving needs no memory beyond what the budgets hold anyway.
 
 Under the name of a parameter the optimizer's file has `master/NAME`, a tensor for each state of the
 optimizer (`exp_avg/NAME`), and in the middle of an accumulation `gradient/NAME`.
@@ -11,6 +12,7 @@ optimizer (`exp_avg/NAME`), and in the middle of an accumulation `gradient/NAME`
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +42,9 @@ from patrickstar.engine.contents import (
     members,
     other_tensors,
 )
+from patrickstar.engine.ranks import Ranks
+from patrickstar.engine.together import Walk, write_together
+from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, CpuTier, Use
 
 
@@ -98,18 +103,27 @@ def save(
     """
     # The accesses that follow are no part of the iteration that may be running.
     training.state.manager.abandon_iteration()
-    weights = wanted_weights(training, frozen=frozen)
-    return write_checkpoint(
-        folder,
-        tag,
-        [wanted.source(training) for wanted in weights] + buffer_sources(training),
-        [wanted.source(training) for wanted in wanted_states(training)],
-        run_state(training, client_state, weights),
-        extra_files=config_file(training.module),
-        keep=keep,
-        latest=latest,
-        shard_bytes=shard_bytes,
-    )
+    refuse_unreduced(training)
+    weights, walk = wanted_weights(training, frozen=frozen), Walk()
+    sources = [wanted.source(training, walk) for wanted in weights] + buffer_sources(training)
+    states = [wanted.source(training, walk) for wanted in wanted_states(training)]
+    state = run_state(training, client_state, weights)
+
+    def write() -> None:
+        write_checkpoint(
+            folder,
+            tag,
+            sources,
+            states,
+            state,
+            extra_files=config_file(training.module),
+            keep=keep,
+            latest=latest,
+            shard_bytes=shard_bytes,
+        )
+
+    write_together(training.state.ranks, walk, write)
+    return folder / tag
 
 
 def save_weights(
@@ -127,9 +141,28 @@ def save_weights(
     stem = check_name(name, "the name of the weights").removesuffix(".safetensors")
     stem = "model" if stem == "pytorch_model.bin" else stem.removesuffix(".bin")
     training.state.manager.abandon_iteration()
-    weights = wanted_weights(training, frozen=frozen)
-    sources = [wanted.source(training) for wanted in weights] + buffer_sources(training)
-    publish_weights(folder, stem, sources, config_file(training.module), shard_bytes)
+    weights, walk = wanted_weights(training, frozen=frozen), Walk()
+    sources = [wanted.source(training, walk) for wanted in weights] + buffer_sources(training)
+
+    def write() -> None:
+        publish_weights(folder, stem, sources, config_file(training.module), shard_bytes)
+
+    write_together(training.state.ranks, walk, write)
+
+
+def refuse_unreduced(training: Training) -> None:
+    """With several ranks, gradients that are not reduced yet belong to no checkpoint.
+
+    Raises:
+        CheckpointError: there are some on some rank.
+    """
+    ranks = training.state.ranks
+    slots = [slot for _, slot in training.state.slots.values()]
+    if ranks is not None and any(ranks.anywhere([any(slot.is_local for slot in slots)])):
+        raise CheckpointError(
+            "there are gradients of single ranks, made under no_sync, which a checkpoint cannot "
+            "hold; save after a backward without no_sync, or after the step"
+        )
 
 
 def run_state(
@@ -165,11 +198,18 @@ def run_state(
         },
         "scheduler": _stateful(scheduler, "scheduler"),
         "data": _stateful(training.data, "data position"),
-        "rng": [rng_state()],  # of every process
+        "rng": _of_every_rank(training.state.ranks, rng_state()),
         "excluded": [m.name for m in members(training) if m.name not in kept],
         "extra_state": _extra_states(training.module),
         "client": encode(client_state, "client_state"),
     }
+
+
+def _of_every_rank(ranks: Ranks | None, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    if ranks is None:
+        return [mine]
+    texts = ranks.comm.control.exchange_bytes("random states", json.dumps(mine).encode())
+    return [json.loads(text) for text in texts]
 
 
 def config_file(module: nn.Module) -> dict[str, bytes]:
@@ -208,16 +248,13 @@ class Wanted:
         assert chunk is not None, self.key
         return chunk.dtype
 
-    def source(self, training: Training) -> TensorSource:
-        """For a checkpoint that is written now."""
-
-        def contents() -> Iterator[torch.Tensor]:
-            for number in range(len(self.member.parts)):
-                with self.values(training, number) as values:
-                    yield values
-                del values
-
-        return TensorSource(self.key, self.dtype, self.member.shape, contents)
+    def source(self, training: Training, walk: Walk) -> TensorSource:
+        """For a checkpoint that is written now, as the next of `walk`."""
+        parts = [
+            functools.partial(self.values, training, number)
+            for number in range(len(self.member.parts))
+        ]
+        return walk.source(self.key, self.dtype, self.member.shape, parts)
 
     @contextmanager
     def values(

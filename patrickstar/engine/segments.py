@@ -145,6 +145,9 @@ class Segments:
         try:
             self._outer = _caller()
             with ExitStack() as stack:
+                # Parameters have to see their uses, also where that is switched off: by whoever
+                # calls, or by an interrupt that came when it was to be switched on again.
+                stack.enter_context(torch._C._EnableTorchFunction())
                 if not planned:
                     self._live.recount()
                     self._manager.set_other(0, self.base + self._live.nbytes)

@@ -31,6 +31,7 @@ from patrickstar.engine.saving import (
     wanted_states,
     wanted_weights,
 )
+from patrickstar.engine.together import Walk
 
 
 class Snapshot:
@@ -60,7 +61,7 @@ class Snapshot:
     ) -> None:
         self._training, self.stall = training, 0.0
         weights, states = wanted_weights(training, frozen=frozen), wanted_states(training)
-        buffers = buffer_sources(training)
+        buffers, walk = buffer_sources(training), Walk()
         began = time.perf_counter()
         if waiting_bytes is None:
             waiting_bytes = _waiting_bytes(training)
@@ -71,8 +72,8 @@ class Snapshot:
         self._writing = BackgroundCheckpoint(
             folder,
             tag,
-            [wanted.source(training) for wanted in weights] + buffers,
-            [wanted.source(training) for wanted in states],
+            [wanted.source(training, walk) for wanted in weights] + buffers,
+            [wanted.source(training, walk) for wanted in states],
             run_state(training, client_state, weights),
             waiting_bytes=waiting_bytes,
             extra_files=config_file(training.module),

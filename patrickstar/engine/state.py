@@ -23,7 +23,7 @@ from patrickstar.engine.parameter import ManagedParameter, manage
 from patrickstar.engine.pieces import PiecedParameter, piece_name
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.sharding import MOST_GATHERED, Sharding
-from patrickstar.memory import Access, ChunkManager, Use
+from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
 from patrickstar.optim import UpdateRule
 
@@ -246,6 +246,13 @@ class ModelState:
                 nursery.chunks.remove(chunk)
                 if not nursery.manager.is_referenced(chunk):
                     nursery.manager.delete(chunk)
+
+    def clear(self, chunk: Chunk) -> None:
+        """The contents of `chunk` are zeros, on all ranks."""
+        if self.sharding is not None and self.sharding.is_sharded(chunk):
+            self.sharding.clear(chunk)
+        else:
+            self.manager.release(chunk)
 
     def smallest_update(self) -> int:
         """Bytes that the largest update holds at once."""

@@ -43,14 +43,22 @@ def batches(count: int) -> list[dict[str, torch.Tensor]]:
 class Run:
     """A run that is interrupted again and again, beside the losses of one that is not."""
 
-    def __init__(self, folder: Path, steps: int, *, plan: bool, accumulation: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        *,
+        plan: bool,
+        accumulation: int = 1,
+        budget: int = BUDGET,
+    ) -> None:
         self.folder, self.accumulation = folder, accumulation
         self.batches = batches(steps * accumulation)
         plain = run_plain(Squares, self.batches, clipping=0.5, accumulation=accumulation)
         self.expected = plain.losses
         torch.manual_seed(0)
         how = settings(
-            host=BUDGET,
+            host=budget,
             disk=folder,
             chunk=CHUNK,
             clipping=0.5,
@@ -219,3 +227,14 @@ def test_gradients_of_a_backward_that_failed_are_not_trained_on(tmp_path: Path) 
     assert engine.micro_steps == 0 or engine.micro_steps % 2 == 0
     assert all(p.grad is None for p in engine.parameters())
     engine.close()
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_parameters_see_their_uses_where_somebody_has_switched_that_off(
+    tmp_path: Path, plan: bool
+) -> None:
+    run = Run(tmp_path, 3, plan=plan, budget=BUDGET // 2)
+    with torch._C.DisableTorchFunctionSubclass():
+        for _ in range(3):
+            run.right_step()
+    run.engine.close()
