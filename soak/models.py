@@ -193,8 +193,11 @@ _OPTIONS = {
 }
 
 
-def draw_spec(draw: random.Random) -> Spec:
-    """Any model."""
+def draw_spec(draw: random.Random, *, large: bool = False) -> Spec:
+    """Any model; a large one has hundreds of MiB of state."""
+    if large:
+        kind = draw.choice(["encoder", "gpt", "layers"])
+        return Spec(kind, 512, draw.randint(6, 12), 1, draw.choice([16, 64]))
     kind = draw.choice(sorted(MODELS))
     option = draw.choice(_OPTIONS.get(kind, ("",)))
     if kind == "images":

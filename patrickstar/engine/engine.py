@@ -90,7 +90,6 @@ class Engine(DeepSpeedNames, nn.Module):
         """Call the module; floating-point inputs are cast to the training precision."""
         if torch.is_grad_enabled() or self._closed:
             self._refuse_when_over()
-        args, kwargs = self._precision.cast_inputs((args, kwargs))
         pin_compiled_modules(self.module, self._state, self._compiled)
         key = signature(self.module, args, kwargs)
         try:
@@ -100,11 +99,13 @@ class Engine(DeepSpeedNames, nn.Module):
                     stack.enter_context(self._saved.hooks())
                 else:
                     stack.enter_context(self._segments.evaluation(key))
+                # Inside, so that the copies are counted like everything else that is made here.
+                args, kwargs = self._precision.cast_inputs((args, kwargs))
                 if not self._segments.planned:
                     self._last_inputs = shapes_of((args, kwargs))
                 return self.module(*args, **kwargs)
         except BudgetError as error:
-            raise self._refusal(error) from error
+            raise self.refusal(error) from error
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -142,7 +143,7 @@ class Engine(DeepSpeedNames, nn.Module):
                     torch.autograd.backward(scaled, retain_graph=retain_graph)
             self.micro_steps += 1
         except BudgetError as error:
-            raise self._refusal(error) from error
+            raise self.refusal(error) from error
         return loss
 
     def _refuse_when_over(self) -> None:
@@ -171,7 +172,8 @@ class Engine(DeepSpeedNames, nn.Module):
         """Those that train together; None if there is one."""
         return self._state.ranks
 
-    def _refusal(self, error: BudgetError) -> BudgetError:
+    def refusal(self, error: BudgetError) -> BudgetError:
+        """`error`, naming the smallest budget that works for the inputs that came last."""
         if self.ranks is not None:  # a rehearsal knows nothing of gathering
             return error
         if self._segments.planned or self._last_inputs is None:

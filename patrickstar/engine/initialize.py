@@ -26,6 +26,7 @@ from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.reducing import GradientReducer
+from patrickstar.engine.refusal import with_margin
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState, StateSpecification
 from patrickstar.engine.stepping import ShardNorms, Stepping
@@ -142,6 +143,7 @@ def _assemble(
         manager.set_other(0, base)
         groups, state = _lay_out(module, settings, param_groups, manager, home)
         hidden = set_aside(state, nursery)
+        hidden += sum(p.numel() * p.element_size() for _, p in state.unmanaged)
         if settings.device is None and hidden:
             base += hidden
             manager.set_other(0, base)
@@ -319,15 +321,16 @@ def _refuse_what_cannot_fit(state: ModelState) -> None:
     account = state.manager.ledger.tiers[state.update_tier]
     smallest = state.smallest_update() + (account.other if state.update_tier == 0 else 0)
     if account.capacity is not None and smallest > account.capacity:
+        named = with_margin(smallest)
         raise BudgetError(
             f"the {account.name} budget of {format_bytes(account.capacity)} is too small for this "
             f"model: updating its largest chunk ({state.limit} weights) holds "
             f"{format_bytes(smallest)} at once. The smallest budget that works is "
-            f"{format_bytes(smallest)} ({smallest} bytes) plus room for activations; "
+            f"{format_bytes(named)} ({named} bytes) plus room for activations; "
             "or set patrickstar.chunk_size lower (patrickstar.piece_size for one large parameter)",
             tier=account.name,
             budget=account.capacity,
-            smallest=smallest,
+            smallest=named,
         )
 
 

@@ -20,11 +20,12 @@ from patrickstar.engine.interruption import InterruptsAfterwards
 from patrickstar.engine.optimizer_state import gather, scatter
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.refreshing import Refresher
+from patrickstar.engine.refusal import refuse_what_would_not_repeat
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import Stepping
 from patrickstar.engine.updating import ChunkUpdate
-from patrickstar.errors import ChunkStateError, ConfigError
+from patrickstar.errors import BudgetError, ChunkStateError, ConfigError
 from patrickstar.optim import GradScale, Scratch
 
 
@@ -39,6 +40,8 @@ class Counters(Protocol):
     def note_step(self) -> None: ...
 
     def restart_accumulation(self) -> None: ...
+
+    def refusal(self, error: BudgetError) -> BudgetError: ...
 
 
 class BeforeUpdates(Protocol):
@@ -137,10 +140,14 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                 "the last backward ended early, so the gradients are not those of a whole batch. "
                 "Drop them with optimizer.zero_grad() and run forward and backward again"
             )
+        refuse_what_would_not_repeat(self.model_state, self.model_state.manager.recorded)
         with InterruptsAfterwards():
             self.torn = True
-            with self._segments.step():
-                scale = self._update_all()
+            try:
+                with self._segments.step():
+                    scale = self._update_all()
+            except BudgetError as error:
+                raise self._counters.refusal(error) from error
             self._stepping.after(scale is not None)
             self._counters.global_steps += 1
             self._counters.skipped_steps += int(scale is None)

@@ -3,6 +3,10 @@
 A budget that is too small shows at the first moment that does not fit. What the rest of the
 iteration would need is found by rehearsing it, so that the user is told one number that works and
 not a chain of numbers that get one moment further each.
+
+The first iteration needs less than those that follow, which have the optimizer's states from their
+beginning. Where nothing below memory takes what comes down, that is looked into before the first
+update, so that no run is refused after it began to train.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import update_uses
 from patrickstar.errors import BudgetError
-from patrickstar.memory import Trace, Use, format_bytes, make_plan
+from patrickstar.memory import DiskTier, Moment, Trace, Use, format_bytes, make_plan
 
 _MARGIN = 64 << 10
 
@@ -83,26 +87,75 @@ def with_smallest(
     """`error`, naming the smallest budget for the whole iteration if it can be found out."""
     try:
         trace = rehearsed_trace(module, state, inputs, base)
-    except Exception:  # a path that depends on data: the first number is all there is
-        return error
+    except Exception:  # a path that depends on data: what is known is that this much is needed
+        more = with_margin(error.smallest)
+        return BudgetError(
+            f"{error}. What comes after it depends on the data of this model and is not known; "
+            f"try {format_bytes(more)} ({more} bytes)",
+            tier=error.tier,
+            budget=error.budget,
+            smallest=more,
+        )
     manager = state.manager
-    sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
-    # One tier more than there are, so that the lowest is played too.
-    unlimited = [None for _ in [*manager.tiers, None]]
-    plan = make_plan(trace, sizes, unlimited, manager.policy, prefetch=False)
     tier = [t.name for t in manager.tiers].index(error.tier)
-    lowest = tier + 1 == len(manager.tiers)  # nothing can leave it: it holds all there is
-    found = plan.peak if lowest else plan.smallest
-    smallest = max(found.get(tier, 0), error.smallest)
+    smallest = max(_need(state, trace, tier), error.smallest)
     # Real kernels may keep more than the fake ones (packed weights, workspaces): by how much more
     # is seen where both have been.
-    smallest += smallest // 64 + 2 * _excess(manager.abandoned, trace) + _MARGIN
+    smallest = with_margin(smallest + 2 * _excess(manager.abandoned, trace))
+    return _too_small(error.tier, error.budget, smallest, f" ({error})")
+
+
+def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> None:
+    """Refuse a budget that the first iteration fits and the next would not.
+
+    Args:
+        recorded: the iteration so far, up to its updates; None if it is no first one.
+
+    Raises:
+        BudgetError: with the smallest that works.
+    """
+    manager = state.manager
+    lowest = len(manager.tiers) - 1
+    budget = manager.tiers[lowest].capacity
+    if recorded is None or budget is None or isinstance(manager.tiers[lowest], DiskTier):
+        return
+    if state.ranks is not None:  # what a rank gathers is not known here
+        return
+    moments = list(recorded.moments)
+    other = {number: account.other for number, account in enumerate(manager.ledger.tiers)}
+    for aligned in state.aligned:
+        if aligned.gradient is not None and any(slot.has_grad for slot in aligned.slots):
+            uses = update_uses(aligned, state.update_tier, remade=False)
+            moments.append(Moment(uses, other, (aligned.gradient.id,)))
+    need = _need(state, Trace(moments), lowest)
+    if need > budget:
+        raise _too_small(manager.tiers[lowest].name, budget, with_margin(need))
+
+
+def with_margin(nbytes: int) -> int:
+    """A budget of `nbytes`, with room for what no plan knows: norms, losses, small workspaces."""
+    return nbytes + nbytes // 64 + _MARGIN
+
+
+def _need(state: ModelState, trace: Trace, tier: int) -> int:
+    """The smallest budget of `tier` for `trace`, with the tiers above it as they are."""
+    manager = state.manager
+    sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
+    above = [t.capacity for t in manager.tiers[:tier]]
+    # One tier more than there are, so that the lowest is played too.
+    capacities = above + [None for _ in [*manager.tiers[tier:], None]]
+    plan = make_plan(trace, sizes, capacities, manager.policy, prefetch=False)
+    lowest = tier + 1 == len(manager.tiers)  # nothing can leave it: it holds all there is
+    return (plan.peak if lowest else plan.smallest).get(tier, 0)
+
+
+def _too_small(tier: str, budget: int, smallest: int, because: str = "") -> BudgetError:
     return BudgetError(
-        f"the {error.tier} budget of {format_bytes(error.budget)} is too small for this model on "
+        f"the {tier} budget of {format_bytes(budget)} is too small for this model on "
         f"these inputs. The smallest that works is {format_bytes(smallest)} ({smallest} bytes). "
         "Less would do with activation checkpointing, a smaller micro-batch, or a smaller "
-        f"patrickstar.chunk_size. ({error})",
-        tier=error.tier,
-        budget=error.budget,
+        f"patrickstar.chunk_size.{because}",
+        tier=tier,
+        budget=budget,
         smallest=smallest,
     )

@@ -1,9 +1,11 @@
 """Memory that no chunk owns, measured while operators run.
 
 Under this mode every operator's new storages are counted until they die, which is exact to the
-byte for tensors. Before an operator runs, the size of what it will make is worked out on the meta
-device, so that room can be made first: an iteration that was never traced stays inside its budget
-too. It costs some tens of microseconds per operator and is on only while an iteration is traced.
+byte for tensors. What operators are given and only look at (a batch, a view of the user's data) is
+no memory of the iteration. Before an operator runs, the size of what it will make is worked out on
+the meta device, so that room can be made first: an iteration that was never traced stays inside its
+budget too. It costs some tens of microseconds per operator and is on only while an iteration is
+traced.
 
 Kernels' own scratch memory is not seen; budgets on a CPU allow for it.
 """
@@ -11,7 +13,7 @@ Kernels' own scratch memory is not seen; budgets on a CPU allow for it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -33,16 +35,16 @@ class LiveStorages:
         self._device_type = device_type
         self._seen: dict[int, int] = {}
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count the storages under `tensor` until they die."""
+    def add(self, tensor: torch.Tensor, known: Collection[int] = ()) -> None:
+        """Count the storages under `tensor` until they die, but for those that are `known`."""
         if tensor.device.type == self._device_type:
             for part in strided_parts(tensor):
-                self._add(part)
+                self._add(part, known)
 
-    def _add(self, part: torch.Tensor) -> None:
+    def _add(self, part: torch.Tensor, known: Collection[int]) -> None:
         storage = part.untyped_storage()
         key = storage._cdata
-        if key in self._seen or self._is_managed(key):
+        if key in self._seen or key in known or self._is_managed(key):
             return
         nbytes = storage.nbytes()
         # First, so that nothing is counted for good if this is interrupted in between.
@@ -71,14 +73,23 @@ class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not func.is_view:
+        if func.is_view:
+            result = func(*args, **kwargs)
+        else:
             self._before(_bytes_made(func, args, kwargs))
-        result = func(*args, **kwargs)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._live.add(leaf)
+            result = func(*args, **kwargs)
+            # What it was given is somebody else's, the data of a whole run perhaps.
+            given = _storages((args, kwargs))
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._live.add(leaf, given)
         self._after()
         return result
+
+
+def _storages(tree: Any) -> frozenset[int]:
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return frozenset(p.untyped_storage()._cdata for t in tensors for p in strided_parts(t))
 
 
 def _bytes_made(func: Any, args: Any, kwargs: Any) -> int:

@@ -314,6 +314,12 @@ class ChunkManager:
         return None if playback is None else playback.plan
 
     @property
+    def recorded(self) -> Trace | None:
+        """What has been recorded of this iteration so far, if it is the first of its kind."""
+        recorder = self._iterations.recorder
+        return None if recorder is None else recorder.trace
+
+    @property
     def abandoned(self) -> Trace | None:
         """What had been recorded of the last iteration that was abandoned."""
         return self._iterations.abandoned
