@@ -165,7 +165,9 @@ def _assemble(
     device = settings.device or torch.device("cpu")
     overlap = Overlap(state, enabled=settings.overlap_update and settings.ranks is None)
     recording = None if record is None else record.recording
-    segments = Segments(manager, device, base, overlap, allocated_peak(device), recording)
+    segments = Segments(
+        manager, device, base, overlap, allocated_peak(device), recording, state.sharding
+    )
     engine = Engine(
         module, state, gradients, segments, settings.precision, settings.accumulation_steps
     )

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.recording import Recording
+from patrickstar.engine.sharding import Sharding
 from patrickstar.memory import ChunkManager
 from patrickstar.memory.live import LiveStorages, WatchOperators
 
@@ -36,6 +37,7 @@ class Segments:
         overlap: knows which iterations make the updates of the one before.
         allocated_peak: the most bytes that the device gave out since the last call, if it tells.
         recording: is told when iterations and segments begin and end, if there is one.
+        sharding: has the chunks that several ranks share, if they do.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Segments:
         overlap: Overlap,
         allocated_peak: Callable[[], int] | None = None,
         recording: Recording | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
+        self._sharding, self._spare = sharding, 0
         self._manager, self._overlap = manager, overlap
         self._key: Hashable = None
         self.base = base
@@ -110,6 +114,8 @@ class Segments:
     def abandon(self) -> None:
         """Something went wrong or nowhere; the next segment begins a new iteration."""
         self._manager.abandon_iteration()
+        if self._sharding is not None:
+            self._sharding.end(complete=False)
         if self._recording is not None and self._running:
             self._recording.ended_iteration(complete=False)
         self._running = False
@@ -120,13 +126,19 @@ class Segments:
 
     def _begin(self, key: Hashable) -> None:
         self._key = key
-        self.planned = self._manager.begin_iteration(self._overlap.begin(key))
+        planned_as, self._spare = self._overlap.begin(key), 0
+        if self._sharding is not None:
+            planned_as, ahead = self._sharding.begin(planned_as)
+            self._spare = 0 if ahead else self._sharding.spare
+        self.planned = self._manager.begin_iteration(planned_as)
         self._running, self._forwards = True, 1
         if self._recording is not None:
             self._recording.began_iteration(self._manager.plan)
 
     def _end(self, *, complete: bool) -> None:
         self._running = False
+        if self._sharding is not None:
+            self._sharding.end(complete=complete)
         trace = self._manager.end_iteration()
         if trace is not None:
             self._overlap.traced(self._key, trace)
@@ -150,7 +162,7 @@ class Segments:
                 stack.enter_context(torch._C._EnableTorchFunction())
                 if not planned:
                     self._live.recount()
-                    self._manager.set_other(0, self.base + self._live.nbytes)
+                    self._manager.set_other(0, self._beside + self._live.nbytes)
                     if watch:
                         self._watching = True
                         stack.enter_context(
@@ -164,6 +176,11 @@ class Segments:
             raise
         finally:
             self._outer, self._watching = None, False
+
+    @property
+    def _beside(self) -> int:
+        """Bytes on the compute tier that no operator made and no chunk has."""
+        return self.base + self._spare
 
     def _is_nested(self) -> bool:
         """Whether this is called from within a segment.
@@ -179,12 +196,12 @@ class Segments:
 
     def _before_operator(self, nbytes: int) -> None:
         if nbytes and self._watching:
-            self._manager.set_other(0, self.base + self._live.nbytes + nbytes)
+            self._manager.set_other(0, self._beside + self._live.nbytes + nbytes)
 
     def _after_operator(self) -> None:
         if not self._watching:
             return  # the mode outlived its segment, which an exception cut short
-        counted = self.base + self._live.nbytes
+        counted = self._beside + self._live.nbytes
         if self._allocated_peak is not None:
             # Scratch memory of kernels, gone again: the plan must leave room for it.
             peak = self._allocated_peak() - self._manager.ledger.tiers[0].chunks

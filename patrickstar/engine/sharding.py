@@ -11,17 +11,24 @@ When a gathered chunk is given up does not depend on memory, which may differ be
 the order of uses alone, which does not: the collectives of all ranks stay in step. Chunks that are
 gathered and waiting can be moved to lower tiers like any other.
 
+From the second iteration of its kind on, the chunk that will be asked for next is gathered while
+the computation goes on with the one that is there (`gather_order`). That takes room for one more
+chunk; the first iteration sets it aside (`spare`), so a budget that is too small shows there.
+
 A gradient is asked for in full after the backward, too. Before, its full chunk is this rank's own
 and is `taken`: see `engine.reducing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
 
+from patrickstar.comm import Work
+from patrickstar.engine.gather_order import GatherOrder
+from patrickstar.engine.in_flight import InFlight
 from patrickstar.engine.ranks import Ranks
 from patrickstar.memory import Access, Chunk, ChunkManager, Due, Use
 
@@ -52,6 +59,8 @@ class Sharding:
         self._manager, self._ranks = manager, ranks
         self._halves: dict[int, Halves] = {}
         self._gathered: dict[int, int] = {}  # versions at that time; least recently used first
+        self._order = GatherOrder()
+        self._ahead = InFlight(manager)
 
     def shard(self, full: Chunk, name: str) -> None:
         """Keep `full` in shards from now on; what it holds is `spread`, or it starts with zeros.
@@ -74,6 +83,27 @@ class Sharding:
     def of(self, chunk: Chunk) -> Halves:
         return self._halves[chunk.id]
 
+    @property
+    def spare(self) -> int:
+        """Bytes that gathering ahead takes on the compute tier."""
+        if not self._ranks.shards_parameters:
+            return 0
+        sizes = [
+            half.full.nbytes + 2 * half.own.nbytes
+            for half in self._halves.values()
+            if half.full.kind == "parameter"
+        ]
+        return max(sizes, default=0)
+
+    def begin(self, key: Hashable) -> tuple[Hashable, bool]:
+        """An iteration begins. Returns the key of its plan, and whether chunks come ahead in it."""
+        foreseen = self._ranks.shards_parameters and self._order.begin(key)
+        return (("gathered ahead", key), True) if foreseen else (key, False)
+
+    def end(self, *, complete: bool) -> None:
+        """The iteration is over, or was abandoned."""
+        self._order.end(complete=complete)
+
     # What is in the full chunk
 
     def spread(self, full: Chunk) -> None:
@@ -91,11 +121,19 @@ class Sharding:
         halves = self._halves[full.id]
         uses = (Use(full.id, Access.OVERWRITE), Use(halves.own.id, Access.READ))
         self._manager.before_next_use(
-            Due((full.id,), uses, self._gathering(halves), on_use=True, prepare=self._make_way)
+            Due(
+                (full.id,),
+                uses,
+                self._gathering(halves),
+                on_use=True,
+                prepare=self._make_way(full.id),
+            )
         )
 
     def take(self, full: Chunk) -> None:
         """The full chunk is this rank's own, and blank, until it is spread or left."""
+        if self._ahead.what == full.id:
+            self._ahead.finish()
         self._manager.drop_due(full)
         self._gathered.pop(full.id, None)
         self._manager.release(full)
@@ -114,6 +152,7 @@ class Sharding:
 
     def settle(self) -> set[int]:
         """Give up everything that is gathered. Returns the full chunks that had been changed."""
+        self._ahead.finish()
         return {chunk for chunk in list(self._gathered) if self._give_up(chunk)}
 
     # Inside
@@ -123,18 +162,59 @@ class Sharding:
             full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
             with torch.no_grad():
                 self._ranks.gather(halves.name, full, own).wait()
-            self._gathered[halves.full.id] = self._manager.version(halves.full)
+            self._is_there(halves)
+            self._foresee(halves.full.id)
 
         return gather
 
-    def _make_way(self, wanted: frozenset[int]) -> None:
-        spare = [
-            chunk
-            for chunk in self._gathered
-            if chunk not in wanted and not self._manager.is_pinned(self._halves[chunk].full)
-        ]
-        for chunk in spare[: max(len(self._gathered) + 1 - MOST_GATHERED, 0)]:
-            self._give_up(chunk)
+    def _wait_for_use(
+        self, halves: Halves, uses: tuple[Use, ...], work: Callable[[], None]
+    ) -> None:
+        chunk = halves.full.id
+        make_way = self._make_way(chunk)
+        self._manager.before_next_use(Due((chunk,), uses, work, on_use=True, prepare=make_way))
+
+    def _is_there(self, halves: Halves) -> None:
+        self._gathered[halves.full.id] = self._manager.version(halves.full)
+
+    def _foresee(self, chunk: int) -> None:
+        """`chunk` was asked for; begin to gather the one that will be next."""
+        if self._halves[chunk].full.kind != "parameter":
+            return  # others change in the course of an iteration
+        following = self._order.after(chunk)
+        if following is None or following in self._gathered:
+            return
+        halves = self._halves[following]
+        self._manager.drop_due(halves.full)
+        uses = (Use(halves.full.id, Access.OVERWRITE), Use(halves.own.id, Access.READ))
+
+        def begin() -> Work:
+            full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
+            with torch.no_grad():
+                return self._ranks.gather(halves.name, full, own)
+
+        def arrive() -> None:
+            if self._ahead.what == following:
+                self._ahead.finish()
+            self._foresee(following)
+
+        self._ahead.start(following, uses, begin, lambda: None, lambda: self._is_there(halves))
+        self._wait_for_use(halves, (), arrive)
+
+    def _make_way(self, coming: int) -> Callable[[frozenset[int]], None]:
+        """Gives up what was used longest ago, but for what is wanted together with `coming`."""
+
+        def make_way(wanted: frozenset[int]) -> None:
+            others = [chunk for chunk in self._gathered if chunk != coming]
+            spare = [
+                chunk
+                for chunk in others
+                if chunk not in wanted and not self._manager.is_pinned(self._halves[chunk].full)
+            ]
+            for chunk in spare[: max(len(others) + 1 - MOST_GATHERED, 0)]:
+                self._give_up(chunk)
+
+        return make_way
 
     def _give_up(self, chunk: int) -> bool:
         full = self._halves[chunk].full
