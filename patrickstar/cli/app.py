@@ -15,6 +15,7 @@ from patrickstar.cli.export_checkpoint import export_checkpoint
 from patrickstar.cli.import_checkpoint import import_checkpoint
 from patrickstar.cli.loop import Initialize
 from patrickstar.cli.plan import plan
+from patrickstar.cli.report import report, trace
 from patrickstar.cli.train import train_command
 
 # \b keeps the lines as they are.
@@ -22,6 +23,9 @@ _EXAMPLE = """\b
 Train a small model on Python's own sources; see whether a larger one fits:
   patrickstar train
   patrickstar plan --model gpt-1b --host-memory 4GiB --disk runs/spool
+Record a run, and look at it:
+  patrickstar train --record runs/first
+  patrickstar report runs/first
 Go on with a run of DeepSpeed's, and take its weights elsewhere:
   patrickstar import-checkpoint runs/ds --output runs/ps
   patrickstar export-checkpoint runs/ps --output weights
@@ -39,6 +43,8 @@ def build_app(initialize: Initialize) -> typer.Typer:
     app.callback()(_root)
     app.command("train")(train_command(initialize))
     app.command("plan")(plan)
+    app.command("report")(report)
+    app.command("trace")(trace)
     app.command("import-checkpoint")(import_checkpoint)
     app.command("export-checkpoint")(export_checkpoint)
     return app

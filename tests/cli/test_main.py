@@ -22,7 +22,7 @@ def test_the_module_is_the_command_line() -> None:
 @pytest.mark.parametrize(
     "typed, expected",
     [
-        ("patrickstar tr", {"train"}),
+        ("patrickstar tr", {"train", "trace"}),
         ("patrickstar train --host", {"--host-memory"}),
         ("patrickstar train --model gpt-3", {"gpt-300m"}),
         ("patrickstar plan --model gpt-", {"gpt-tiny", "gpt-25m", "gpt-300m", "gpt-1b", "gpt-4b"}),
