@@ -128,12 +128,17 @@ def shard_chunks(aligned: AlignedChunks, ranks: Ranks, sharding: Sharding) -> No
             sharding.leave(chunk)
 
 
-def settle_in(aligned: AlignedChunks, ranks: Ranks, manager: ChunkManager) -> None:
-    """The weights are there: take the first rank's, and keep of them what the stage keeps."""
+def settle_in(aligned: AlignedChunks, ranks: Ranks, manager: ChunkManager, *, alike: bool) -> None:
+    """The weights are there: take the first rank's, and keep of them what the stage keeps.
+
+    Args:
+        alike: all ranks have the same already.
+    """
     sharding = aligned.sharding
     assert sharding is not None
     for chunk in filter(None, [aligned.parameter, aligned.master]):
-        with manager.use([Use(chunk.id, Access.UPDATE)]), torch.no_grad():
-            ranks.from_first(f"{chunk.kind} {aligned.name}", manager.tensor(chunk))
+        if not alike:
+            with manager.use([Use(chunk.id, Access.UPDATE)]), torch.no_grad():
+                ranks.from_first(f"{chunk.kind} {aligned.name}", manager.tensor(chunk))
         if sharding.is_sharded(chunk):
             sharding.spread(chunk)

@@ -5,6 +5,9 @@ it, so a model larger than memory can be built. The chunks keep the parameters' 
 code that initialises them, then or later (`self.apply(init)`, a scaled residual, weight tying),
 draws the same random numbers and computes the same bits as in an ordinary construction. Rounding
 to the training precision comes after.
+
+With several ranks each builds the same, and keeps of what is built its part: no rank ever holds the
+full model. Weights that differ (another seed) are those of the first rank.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, ManagedView, manage, release
 from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
+from patrickstar.engine.sharding import Sharding
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, Use
 from patrickstar.memory.layout import ALIGN
@@ -29,16 +33,28 @@ _SHORTEST, _LONGEST = 1 << 12, 1 << 22  # elements of a construction chunk
 
 
 class Nursery:
-    """The chunks that parameters live in until the model is complete and its layout is known."""
+    """The chunks that parameters live in until the model is complete and its layout is known.
+
+    Args:
+        longest: the most elements of a chunk, but for parameters that are longer.
+        sharding: keeps the chunks in shards, if several ranks build the model.
+    """
 
     def __init__(
-        self, manager: ChunkManager, home: ChunkHome, piece_size: int = DEFAULT_PIECE_SIZE
+        self,
+        manager: ChunkManager,
+        home: ChunkHome,
+        piece_size: int = DEFAULT_PIECE_SIZE,
+        longest: int | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self.manager, self.home, self._piece_size = manager, home, piece_size
+        self.sharding = home.sharding = sharding
+        self._full: list[Chunk] = []  # nothing is added to them any more
         memory = [tier for tier in manager.tiers if isinstance(tier, CpuTier)]
         budgets = [tier.capacity for tier in memory if tier.capacity is not None]
         # A thirty-second of the tightest budget, in fp32.
-        self._length = max(_SHORTEST, min([_LONGEST, *(b // 128 for b in budgets)]))
+        self._length = max(_SHORTEST, min([longest or _LONGEST, *(b // 128 for b in budgets)]))
         self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
         self.chunks: list[Chunk] = []
         home.move_to_new_data, home.adopt = self.readopt, self.adopt
@@ -60,6 +76,28 @@ class Nursery:
             data.copy_(parameter.detach())
         manage(parameter, data, self.home)
         self.manager.keep_view(chunk, parameter)
+        del flat, data
+        self._spread_full()
+
+    def complete(self) -> None:
+        """The model is built."""
+        self._full += [chunk for chunk, _ in self._open.values()]
+        self._open.clear()
+        self._spread_full()
+
+    def give_up(self, chunk: Chunk) -> None:
+        """Nobody lives in `chunk` any more."""
+        self.chunks.remove(chunk)
+        if not self.manager.is_referenced(chunk):
+            if self.sharding is not None:
+                self.sharding.forget(chunk)
+            self.manager.delete(chunk)
+
+    def _spread_full(self) -> None:
+        full, self._full = self._full, []
+        if self.sharding is not None:
+            for chunk in full:
+                self.sharding.spread(chunk)
 
     def readopt(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
         """A managed parameter was given data of another shape or dtype."""
@@ -70,16 +108,26 @@ class Nursery:
     def _place(self, dtype: torch.dtype, numel: int) -> tuple[Chunk, int]:
         padded = -(-numel // ALIGN) * ALIGN
         if padded > self._length:
-            return self._new(dtype, padded), 0
+            alone = self._new(dtype, padded)
+            self._full.append(alone)
+            return alone, 0
         chunk, end = self._open.get(dtype, (None, 0))
         if chunk is None or end + padded > self._length:
+            if chunk is not None:
+                self._full.append(chunk)
             chunk, end = self._new(dtype, self._length), 0
         self._open[dtype] = (chunk, end + padded)
         return chunk, end
 
     def _new(self, dtype: torch.dtype, numel: int) -> Chunk:
-        chunk = self.manager.create(max(numel, ALIGN), dtype, "construction")
+        numel = max(numel, ALIGN)
+        if self.sharding is not None:
+            numel = self.sharding.ranks.padded(numel)
+        chunk = self.manager.create(numel, dtype, "construction")
         self.chunks.append(chunk)
+        if self.sharding is not None:
+            name = f"construction chunk {len(self.chunks)}"
+            self.sharding.shard(chunk, name, from_first=True)
         return chunk
 
 
@@ -187,4 +235,5 @@ def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn
             )
         if type(parameter) not in (ManagedParameter, PiecedParameter):
             nursery.adopt(parameter)
+    nursery.complete()
     return module

@@ -28,6 +28,7 @@ from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.reducing import GradientReducer
 from patrickstar.engine.refusal import with_margin
 from patrickstar.engine.segments import Segments
+from patrickstar.engine.sharding import Sharding
 from patrickstar.engine.state import ModelState, StateSpecification
 from patrickstar.engine.stepping import ShardNorms, Stepping
 from patrickstar.errors import BudgetError, ConfigError
@@ -132,7 +133,8 @@ def _assemble(
 ) -> tuple[Engine, ChunkedOptimizer]:
     same = ahead is not None and ahead.manager is manager
     home = ahead.home if same and ahead is not None else ChunkHome(manager)
-    with _nursery(manager, home, settings, ahead) as nursery:
+    sharding = None if settings.ranks is None else Sharding(manager, settings.ranks)
+    with _nursery(manager, home, settings, ahead, sharding) as nursery:
         if isinstance(provider, nn.Module):
             bring_in(provider, nursery)
         module = build(provider, nursery)
@@ -141,7 +143,7 @@ def _assemble(
             move_unmanaged(module, settings.device)
         base = sum(buffer.nbytes for buffer in module.buffers())
         manager.set_other(0, base)
-        groups, state = _lay_out(module, settings, param_groups, manager, home)
+        groups, state = _lay_out(module, settings, param_groups, manager, home, sharding)
         hidden = set_aside(state, nursery)
         hidden += sum(p.numel() * p.element_size() for _, p in state.unmanaged)
         if settings.device is None and hidden:
@@ -193,7 +195,11 @@ def _assemble(
 
 @contextmanager
 def _nursery(
-    manager: ChunkManager, home: ChunkHome, settings: RunSettings, ahead: Ahead | None
+    manager: ChunkManager,
+    home: ChunkHome,
+    settings: RunSettings,
+    ahead: Ahead | None,
+    sharding: Sharding | None,
 ) -> Iterator[Nursery]:
     """Where the model is built, or was built ahead.
 
@@ -201,7 +207,12 @@ def _nursery(
     host budget until the weights have moved out.
     """
     if settings.device is None:
-        yield Nursery(manager, home, settings.piece_size) if ahead is None else ahead.nursery
+        if ahead is None:
+            # A chunk is whole on a rank until it is full: as long as those of the run at most.
+            longest = None if sharding is None else settings.chunk_limit or 1 << 20
+            yield Nursery(manager, home, settings.piece_size, longest, sharding)
+        else:
+            yield ahead.nursery
         return
     begun = building(settings) if ahead is None else ahead
     with closing(begun.manager):
@@ -231,6 +242,7 @@ def _lay_out(
     param_groups: ParamGroups | None,
     manager: ChunkManager,
     home: ChunkHome,
+    sharding: Sharding | None,
 ) -> tuple[list[dict[str, Any]], ModelState]:
     groups = parameter_groups(module, settings, param_groups)
     # Without a tier for the device, the host is it.
@@ -245,7 +257,7 @@ def _lay_out(
         update_on,
     )
     _refuse_whole_tensor_rules(settings)
-    state = ModelState(module, groups, settings.rule, specification, manager, home, settings.ranks)
+    state = ModelState(module, groups, settings.rule, specification, manager, home, sharding)
     _refuse_what_cannot_fit(state)
     _refuse_unmanaged(state)
     _reserve_disk(state, settings)

@@ -45,6 +45,7 @@ class Halves:
     own: Chunk
     start: int
     stop: int
+    from_first: bool
 
 
 class Sharding:
@@ -56,21 +57,27 @@ class Sharding:
     """
 
     def __init__(self, manager: ChunkManager, ranks: Ranks) -> None:
-        self._manager, self._ranks = manager, ranks
+        self._manager, self.ranks = manager, ranks
         self._halves: dict[int, Halves] = {}
         self._gathered: dict[int, int] = {}  # versions at that time; least recently used first
         self._order = GatherOrder()
         self._ahead = InFlight(manager)
 
-    def shard(self, full: Chunk, name: str) -> None:
+    def shard(self, full: Chunk, name: str, *, from_first: bool = False) -> None:
         """Keep `full` in shards from now on; what it holds is `spread`, or it starts with zeros.
 
         Args:
             name: for messages, the same on every rank.
+            from_first: when it is spread, what the first rank has counts, for all ranks.
         """
-        start, stop = self._ranks.own(full.numel)
+        start, stop = self.ranks.own(full.numel)
         own = self._manager.create(stop - start, full.dtype, full.kind)
-        self._halves[full.id] = Halves(name, full, own, start, stop)
+        self._halves[full.id] = Halves(name, full, own, start, stop, from_first)
+
+    def forget(self, full: Chunk) -> None:
+        """`full` is about to be deleted, and its contents with it."""
+        self.take(full)
+        self._manager.delete(self._halves.pop(full.id).own)
 
     def own(self, chunk: Chunk) -> Chunk:
         """Where this rank keeps its part: the shard, or the chunk itself if it is not sharded."""
@@ -86,7 +93,7 @@ class Sharding:
     @property
     def spare(self) -> int:
         """Bytes that gathering ahead takes on the compute tier."""
-        if not self._ranks.shards_parameters:
+        if not self.ranks.shards_parameters:
             return 0
         sizes = [
             half.full.nbytes + 2 * half.own.nbytes
@@ -97,7 +104,7 @@ class Sharding:
 
     def begin(self, key: Hashable) -> tuple[Hashable, bool]:
         """An iteration begins. Returns the key of its plan, and whether chunks come ahead in it."""
-        foreseen = self._ranks.shards_parameters and self._order.begin(key)
+        foreseen = self.ranks.shards_parameters and self._order.begin(key)
         return (("gathered ahead", key), True) if foreseen else (key, False)
 
     def end(self, *, complete: bool) -> None:
@@ -109,9 +116,12 @@ class Sharding:
     def spread(self, full: Chunk) -> None:
         """Keep this rank's part of what is in the full chunk, and give that up."""
         halves = self._halves[full.id]
-        uses = [Use(full.id, Access.READ), Use(halves.own.id, Access.OVERWRITE)]
+        access = Access.UPDATE if halves.from_first else Access.READ
+        uses = [Use(full.id, access), Use(halves.own.id, Access.OVERWRITE)]
         with self._manager.use(uses), torch.no_grad():
             whole = self._manager.tensor(full)
+            if halves.from_first:
+                self.ranks.from_first(halves.name, whole)
             self._manager.tensor(halves.own).copy_(whole[halves.start : halves.stop])
         self.leave(full)
 
@@ -161,7 +171,7 @@ class Sharding:
         def gather() -> None:
             full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
             with torch.no_grad():
-                self._ranks.gather(halves.name, full, own).wait()
+                self.ranks.gather(halves.name, full, own).wait()
             self._is_there(halves)
             self._foresee(halves.full.id)
 
@@ -191,7 +201,7 @@ class Sharding:
         def begin() -> Work:
             full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
             with torch.no_grad():
-                return self._ranks.gather(halves.name, full, own)
+                return self.ranks.gather(halves.name, full, own)
 
         def arrive() -> None:
             if self._ahead.what == following:

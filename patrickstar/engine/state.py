@@ -21,7 +21,6 @@ from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
 from patrickstar.engine.pieces import PiecedParameter, piece_name
-from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.sharding import MOST_GATHERED, Sharding
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
@@ -75,7 +74,7 @@ class ModelState:
     Args:
         groups: the optimizer's parameter groups, each with `params` and its hyperparameters.
         rule: the optimizer's formula, which names the states.
-        ranks: those that train together, if they are several.
+        sharding: shares chunks among the ranks that train together, if they are several.
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class ModelState:
         specification: StateSpecification,
         manager: ChunkManager,
         home: ChunkHome,
-        ranks: Ranks | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         self.manager, self.home, self.rule = manager, home, rule
-        self.ranks = ranks
-        self.sharding = home.sharding = None if ranks is None else Sharding(manager, ranks)
+        self.sharding = home.sharding = sharding
+        self.ranks = None if sharding is None else sharding.ranks
         self.update_tier = [tier.name for tier in manager.tiers].index(specification.update_on)
         self.specification = specification
         self.aligned: list[AlignedChunks] = []
@@ -215,7 +214,8 @@ class ModelState:
                 if not left[source]:
                     self._give_up(nursery, left)
             if self.ranks is not None:
-                settle_in(aligned, self.ranks, self.manager)
+                alike = nursery.sharding is not None
+                settle_in(aligned, self.ranks, self.manager, alike=alike)
 
     @contextmanager
     def _both(self, targets: list[Use], nursery: Nursery, source: Use) -> Iterator[None]:
@@ -243,9 +243,7 @@ class ModelState:
     def _give_up(self, nursery: Nursery, left: dict[int, int]) -> None:
         for chunk in list(nursery.chunks):
             if not left[chunk.id]:
-                nursery.chunks.remove(chunk)
-                if not nursery.manager.is_referenced(chunk):
-                    nursery.manager.delete(chunk)
+                nursery.give_up(chunk)
 
     def clear(self, chunk: Chunk) -> None:
         """The contents of `chunk` are zeros, on all ranks."""
