@@ -45,6 +45,7 @@ def train(rank: int, size: int, memory: dict[str, Any], steps: int) -> dict[str,
             return found | {"refused": 0}
         sharding: Any = engine.module.layers[0].weight._home.sharding
         begun: list[int] = []
+        built = comm.counters.snapshot()["all-gather"].calls
         start = sharding._ahead.start
 
         def noted(what: int, *rest: Any) -> None:
@@ -60,7 +61,8 @@ def train(rank: int, size: int, memory: dict[str, Any], steps: int) -> dict[str,
                 optimizer.step()
                 found["losses"].append(comm.reductions.sum([loss.item()])[0])
                 found["ahead"].append(len(begun))
-                found["calls"] = comm.counters.snapshot()["all-gather"].calls / (step + 1)
+                calls = comm.counters.snapshot()["all-gather"].calls - built
+                found["calls"] = calls / (step + 1)
         except BudgetError:
             found["refused"] = step
         engine.close()
