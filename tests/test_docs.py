@@ -23,7 +23,7 @@ BLOCKS = [
     )
 ]
 # Pages whose code needs several processes run in a test of their own.
-OWN_TEST = {"comm.md"}
+OWN_TEST = {"comm.md", "several-gpus.md"}
 PYTHON = [(page, code) for page, language, code in BLOCKS if language == "python"]
 
 

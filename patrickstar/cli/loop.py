@@ -52,6 +52,7 @@ class Trainable(Protocol):
     def is_gradient_accumulation_boundary(self) -> bool: ...
     def get_global_grad_norm(self) -> float | None: ...
     def get_lr(self) -> list[float]: ...
+    def mean_over_ranks(self, value: float) -> float: ...
     def memory_report(self) -> MemoryReport: ...
     def reset_peak(self) -> None: ...
     def close(self) -> None: ...
@@ -84,13 +85,13 @@ class StepMetrics:
 
     Attributes:
         step: counted from 1.
-        loss: mean over the step's micro-batches.
+        loss: mean over the step's micro-batches, of all ranks.
         lr: the learning rate that the step was made with, of the first parameter group.
         grad_norm: before clipping; None if it is unknown, or infinite as in a skipped fp16 step.
         step_time_s: seconds.
-        tokens_per_s: tokens a second.
-        peak_bytes: by tier, in this step.
-        moved_bytes: by "from->to", in this step.
+        tokens_per_s: tokens a second, of all ranks.
+        peak_bytes: by tier, in this step, on this rank.
+        moved_bytes: by "from->to", in this step, on this rank.
     """
 
     step: int
@@ -109,8 +110,14 @@ def training_steps(
     batches: BatchSource,
     steps: int,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Iterator[StepMetrics]:
     """Train for `steps` optimizer steps, one for every item drawn.
+
+    Args:
+        rank, world_size: the batches are dealt out to ranks in turn.
 
     Raises:
         DivergedError: a loss is infinite or not a number; that step was not made.
@@ -123,11 +130,11 @@ def training_steps(
         losses: list[float] = []
         tokens = 0
         while True:
-            inputs, targets = batches[micro_batch]
+            inputs, targets = batches[micro_batch * world_size + rank]
             micro_batch += 1
-            tokens += inputs.numel()
+            tokens += inputs.numel() * world_size
             loss = engine(inputs.to(engine.device), targets.to(engine.device))
-            losses.append(loss.item())
+            losses.append(engine.mean_over_ranks(loss.item()))
             if not math.isfinite(losses[-1]):
                 raise DivergedError(
                     f"the loss is {losses[-1]} at step {step}, so training stopped before that "

@@ -29,6 +29,7 @@ from patrickstar.cli.model_choice import (
 from patrickstar.cli.resident import peak_resident
 from patrickstar.cli.run_config import Overrides, micro_batch_size, run_config
 from patrickstar.data import Batches, Corpus, load_corpus
+from patrickstar.engine.launch import rank, world_size
 from patrickstar.memory.sizes import format_bytes
 from patrickstar.models import PRESETS
 
@@ -118,15 +119,21 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
             batch, length = micro_batch_size(settings), sequence_length(tokens, choice)
             corpus = load_corpus(data)
             batches = Batches(corpus.tokens, batch_size=batch, sequence_length=length, seed=seed)
+            mine, ranks = rank(), world_size()
+            if mine:  # the first rank tells what happens
+                metrics = record = None
             with MetricsFile(metrics) as file, MetricsFile(_recorded(record)) as recorded:
-                console = Console()
+                console = Console(quiet=mine > 0)
                 _announce(console, choice, corpus, batch, length)
                 torch.manual_seed(seed)
                 engine, optimizer = initialize(model_provider=choice.build, config=settings)
                 totals = Totals(engine.memory_report())
                 try:
                     with display.progress(console, steps) as show:
-                        for made in training_steps(engine, optimizer, batches, steps):
+                        every = training_steps(
+                            engine, optimizer, batches, steps, rank=mine, world_size=ranks
+                        )
+                        for made in every:
                             totals.add(made)
                             file.write(made)
                             recorded.write(made)

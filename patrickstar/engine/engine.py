@@ -192,6 +192,13 @@ class Engine(DeepSpeedNames, nn.Module):
         """The norm of all gradients at the last step, before clipping; None before the first."""
         return None if self.optimizer is None else self.optimizer.grad_norm
 
+    def mean_over_ranks(self, value: float) -> float:
+        """The mean of what all ranks have as `value`, a loss for example; they all call this."""
+        if self.ranks is None:
+            return value
+        (total,) = self.ranks.comm.reductions.sum([value])
+        return total / self.world_size
+
     def get_lr(self) -> list[float]:
         """The learning rate of every parameter group."""
         assert self.optimizer is not None

@@ -31,6 +31,13 @@ def world_size() -> int:
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _TOLD) else 1
 
 
+def rank() -> int:
+    """This process among them, from 0."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if world_size() > 1 else 0
+
+
 def join(device: torch.device | None, timeout: float) -> Communicator | None:
     """Connect with the other ranks that were launched; None if there are none.
 
@@ -45,9 +52,10 @@ def join(device: torch.device | None, timeout: float) -> Communicator | None:
     if world_size() == 1:
         return None
     if not dist.is_initialized():
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if not 0 <= rank < size:
-            raise ConfigError(f"RANK={rank} is none of the {size} ranks that WORLD_SIZE tells of")
+        if not 0 <= rank() < world_size():
+            raise ConfigError(
+                f"RANK={rank()} is none of the {world_size()} ranks that WORLD_SIZE tells of"
+            )
         backend = "gloo"
         if device is not None:
             native = dist.get_default_backend_for_device(device.type)
@@ -59,7 +67,8 @@ def join(device: torch.device | None, timeout: float) -> Communicator | None:
 def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> RunSettings:
     """`settings` for one of several ranks.
 
-    Those on one host share its budgets for memory and disk; each has a device of its own.
+    Those on one host share its budgets for memory and disk; each has a device of its own. The first
+    one is recorded.
     """
     size, here = len(comm.topology.ranks), ranks_of_this_host(comm)
     predivide = float(size) if config.prescale_gradients else config.gradient_predivide_factor
@@ -75,7 +84,11 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
     if disk is not None and disk[1] is not None:
         disk = (disk[0], disk[1] // here)
     return replace(
-        settings, ranks=ranks, host_budget=None if host is None else host // here, disk=disk
+        settings,
+        ranks=ranks,
+        host_budget=None if host is None else host // here,
+        disk=disk,
+        record=settings.record if comm.rank == comm.topology.ranks[0] else None,
     )
 
 
