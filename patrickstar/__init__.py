@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         zero,
     )
     from patrickstar.accelerator import get_accelerator
+    from patrickstar.activations import offload_activations
     from patrickstar.api import (
         add_config_arguments,
         init_distributed,
@@ -65,6 +66,7 @@ __all__ = [
     "initialize_engine",
     "log_dist",
     "logger",
+    "offload_activations",
     "ops",
     "runtime",
     "utils",
@@ -78,6 +80,7 @@ _HOMES = {
     "get_accelerator": "patrickstar.accelerator",
     "log_dist": "patrickstar.engine.logs",
     "logger": "patrickstar.engine.logs",
+    "offload_activations": "patrickstar.activations",
 } | dict.fromkeys(
     ("add_config_arguments", "init_distributed", "initialize", "initialize_engine"),
     "patrickstar.api",

@@ -48,10 +48,10 @@ class SavedTensors:
     def pack(self, tensor: torch.Tensor) -> Any:
         with _PLAIN():
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
-                return (tensor, tensor._version)
+                return _outside(tensor)
             chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
             if chunk is None:
-                return (tensor, tensor._version)
+                return _outside(tensor)
             offset = int(tensor.storage_offset())
             slot = self._state.slot_at(chunk, offset)
             # A view that was unpacked once and is saved again (a backward that makes a graph)
@@ -84,6 +84,15 @@ class SavedTensors:
         storage = self._manager.tensor(self._manager.chunk(view.use.chunk)).untyped_storage()
         made = torch.empty(0, dtype=view.dtype, device=storage.device)
         return made.set_(storage, view.offset, view.shape, view.stride)
+
+
+def _outside(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A tensor that lies in no chunk, and its version.
+
+    A result knows the node that it comes from, and if that node knew it in turn, neither would ever
+    go where no backward is run. Without its node it has the same memory and the same version.
+    """
+    return (tensor if tensor.grad_fn is None else tensor.detach(), tensor._version)
 
 
 def _changed(what: str) -> RuntimeError:

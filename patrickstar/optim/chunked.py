@@ -25,14 +25,10 @@ from patrickstar.memory import (
     Access,
     Chunk,
     ChunkManager,
-    CpuTier,
-    DiskTier,
     MemoryReport,
-    Spool,
-    Tier,
     Use,
-    parse_bytes,
 )
+from patrickstar.memory.budgets import tiers_of
 from patrickstar.memory.layout import ALIGN
 from patrickstar.optim.adam import AdamW
 from patrickstar.optim.layout import Layout, Segment
@@ -99,7 +95,8 @@ class ChunkedAdamW(torch.optim.Optimizer):
         given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self._rule.check({**self._rule.defaults, **given})
         super().__init__(params, {**self._rule.defaults, **given})
-        tiers, budget = _tiers(memory or {})
+        tiers = tiers_of(memory or {})
+        budget = tiers[0].capacity
         self._manager = ChunkManager(tiers)
         # An update holds three chunks of four bytes, and the next three are on their way.
         share = _LONGEST if budget is None else max(ALIGN, budget // 48 // ALIGN * ALIGN)
@@ -268,29 +265,3 @@ def _local(tensor: Any) -> Tensor:
 
 def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
-
-
-def _tiers(memory: Mapping[str, Any]) -> tuple[list[Tier], int | None]:
-    unknown = set(memory) - {"host", "disk"}
-    if unknown:
-        raise ConfigError(
-            f"memory has no key {sorted(unknown)[0]!r}; use 'host' (a budget) and 'disk' (a folder)"
-        )
-    host = memory.get("host")
-    budget = None if host is None else parse_bytes(host)
-    tiers: list[Tier] = [CpuTier("host", budget)]
-    disk = memory.get("disk")
-    if disk is not None:
-        tiers.append(DiskTier("disk", _spool(disk)))
-    return tiers, budget
-
-
-def _spool(disk: Any) -> Spool:
-    if isinstance(disk, Mapping):
-        size = disk.get("size")
-        return Spool(disk["path"], None if size is None else parse_bytes(size))
-    path, colon, size = str(disk).rpartition(":")
-    try:
-        return Spool(path, parse_bytes(size)) if colon and path else Spool(str(disk))
-    except ConfigError:
-        return Spool(str(disk))
