@@ -136,8 +136,11 @@ class Checkpoint:
         self._open.close()
 
 
-def open_checkpoint(folder: Path, tag: str | None = None) -> Checkpoint:
+def open_checkpoint(folder: Path, tag: str | None = None, *, verified: bool = True) -> Checkpoint:
     """Open and verify the checkpoint `tag` of `folder`, or the latest.
+
+    Args:
+        verified: compare checksums, for which all of it is read; without it somebody else has.
 
     Raises:
         CheckpointError: there is none, or a file of it is missing, damaged or truncated.
@@ -148,7 +151,7 @@ def open_checkpoint(folder: Path, tag: str | None = None) -> Checkpoint:
             f"{str(path)!r} is a checkpoint of DeepSpeed's; take it over first with "
             f"`patrickstar import-checkpoint {folder} --tag {path.name} --output FOLDER`"
         )
-    return Checkpoint(path)
+    return Checkpoint(path, verified=verified)
 
 
 def _shards(manifest: Manifest, stem: str) -> list[str]:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from patrickstar.checkpoint import has_latest
 from patrickstar.comm import Communicator
 from patrickstar.engine.agreement import What
 from patrickstar.engine.closing import hand_back
@@ -38,6 +37,7 @@ from patrickstar.engine.saving import save, save_weights
 from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.snapshot import Snapshot
 from patrickstar.engine.state import ModelState
+from patrickstar.engine.together import is_there
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
 from patrickstar.errors import BudgetError, ChunkStateError, PatrickStarError
 from patrickstar.memory import ChunkManager, MemoryReport
@@ -369,7 +369,7 @@ class Engine(DeepSpeedNames, nn.Module):
         """
         self.wait_for_checkpoint()
         self.memory.do_due()
-        if tag is None and not has_latest(Path(load_dir)):
+        if tag is None and not is_there(self.ranks, Path(load_dir)):
             warnings.warn(
                 f"there is no file 'latest' in {str(load_dir)!r}: nothing is loaded, and training "
                 "starts anew",

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from patrickstar.checkpoint import Checkpoint, TensorSet, decode, open_checkpoint, set_rng_state
+from patrickstar.checkpoint import Checkpoint, TensorSet, decode, set_rng_state
 from patrickstar.checkpoint.fields import field, taking_over
 from patrickstar.checkpoint.progress import Progress
 from patrickstar.engine.agreement import What, agree, counters_of, groups_of, progress_of_part
@@ -34,6 +34,7 @@ from patrickstar.engine.contents import (
     members,
     other_tensors,
 )
+from patrickstar.engine.together import open_together
 from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, Use
 
@@ -67,6 +68,8 @@ def resume(
     }
     training.segments.abandon()
     training.gradients.clear()
+    if training.state.sharding is not None:
+        training.state.sharding.settle()
     with _half_done(checkpoint):
         for aligned in training.state.aligned:
             here = [places[slot.index] for slot in aligned.slots]
@@ -162,15 +165,40 @@ def _fill(
     No view of the chunk outlives this: one would keep it from leaving.
     """
     manager, tier = training.state.manager, training.state.update_tier
-    with manager.use([Use(chunk.id, Access.UPDATE, tier)]), torch.no_grad():
-        flat = manager.tensor(chunk, tier)
+    own, start = chunk, 0
+    if training.state.sharding is not None and training.state.sharding.is_sharded(chunk):
+        halves = training.state.sharding.of(chunk)
+        own, start = halves.own, halves.start
+    with manager.use([Use(own.id, Access.UPDATE, tier)]), torch.no_grad():
+        flat = manager.tensor(own, tier)
         if initial is not None:
             flat.fill_(initial)
         for place, source in zip(places, sources, strict=True):
             if source is not None:
-                slot = place.part.slot
-                view = view_of(flat, slot.offset, slot.shape, slot.stride)
-                source[0].read_into(source[1], view, place.part.first)
+                _read(place, source, flat, start)
+
+
+def _read(place: _Place, source: tuple[TensorSet, str], flat: torch.Tensor, start: int) -> None:
+    """Read what of a tensor lies in `flat`, which is a chunk from element `start` on.
+
+    A rank reads no more than its part, so the ranks of a host read a checkpoint once together.
+    """
+    (tensors, key), slot = source, place.part.slot
+    low = max(slot.offset, start)
+    high = min(slot.offset + slot.numel, start + flat.numel())
+    if low >= high:
+        return
+    if high - low == slot.numel:
+        view = view_of(flat, low - start, slot.shape, slot.stride)
+        tensors.read_into(key, view, place.part.first)
+        return
+    here = flat[low - start : high - start]
+    if slot.stride == torch.empty(slot.shape, device="meta").stride():
+        tensors.read_into(key, here, place.part.first + low - slot.offset)
+        return
+    whole = torch.empty_strided(slot.shape, slot.stride, dtype=flat.dtype)
+    tensors.read_into(key, whole, place.part.first)
+    here.copy_(whole.as_strided((slot.numel,), (1,))[low - slot.offset : high - slot.offset])
 
 
 def _best_source(checkpoint: Checkpoint, name: str, chunk: Chunk) -> tuple[TensorSet, str] | None:
@@ -215,5 +243,5 @@ def load(
     training: Training, folder: Path, tag: str | None, what: What
 ) -> tuple[Path, dict[str, Any], Counters]:
     """Go on from checkpoint `tag` of `folder`, or from the latest; see `resume`."""
-    with open_checkpoint(folder, tag) as checkpoint:
+    with open_together(training.state.ranks, folder, tag) as checkpoint:
         return checkpoint.path, *resume(training, checkpoint, what)

@@ -1,18 +1,21 @@
-"""Saving with several ranks: all of them read, the first one writes.
+"""Checkpoints of several ranks: all of them read a run, the first one writes it.
 
 What is read may be sharded, and then has to be gathered by all ranks at the same time. So they all
 walk over the same tensors in the same order, and a checkpoint does not show how many they were. If
 the first rank cannot write, the walk goes on to its end, so that nobody waits for it, and all ranks
-raise the error.
+raise the error. A checkpoint is opened by all of them; the first one verifies it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 import torch
 
+from patrickstar.checkpoint import Checkpoint, has_latest, open_checkpoint
 from patrickstar.checkpoint.tensor_file import TensorSource
 from patrickstar.engine.ranks import Ranks
 from patrickstar.errors import CheckpointError
@@ -73,3 +76,42 @@ def write_together(ranks: Ranks | None, walk: Walk, write: Callable[[], None]) -
         raise failure
     if texts[0]:
         raise CheckpointError(f"the first rank could not save: {texts[0].decode()}")
+
+
+def open_together(ranks: Ranks | None, folder: Path, tag: str | None) -> Checkpoint:
+    """Open the checkpoint `tag` of `folder`, or the latest; called on all ranks.
+
+    Raises:
+        CheckpointError: a rank cannot, or ranks see different checkpoints; on every rank.
+    """
+    if ranks is None:
+        return open_checkpoint(folder, tag)
+    first = ranks.comm.rank == ranks.comm.topology.ranks[0]
+    with ExitStack() as stack:
+        told, failure, opened = {}, None, None
+        try:
+            opened = stack.enter_context(open_checkpoint(folder, tag, verified=first))
+            told = {"name": opened.path.name}
+        except CheckpointError as error:
+            failure, told = error, {"problem": str(error)}
+        mine = json.dumps(told).encode()
+        texts = ranks.comm.control.exchange_bytes("the opening of a checkpoint", mine)
+        if failure is not None:
+            raise failure
+        everybody = [json.loads(text) for text in texts]
+        for rank, other in zip(ranks.comm.topology.ranks, everybody, strict=True):
+            if other != everybody[0] or "problem" in other:
+                found = other.get("problem") or f"it finds {other['name']!r}"
+                raise CheckpointError(
+                    f"the ranks cannot go on from one checkpoint in {str(folder)!r}: rank {rank} "
+                    f"says: {found}. Give a folder that all ranks see, or the tag"
+                )
+        assert opened is not None
+        stack.pop_all()
+        return opened
+
+
+def is_there(ranks: Ranks | None, folder: Path) -> bool:
+    """Whether some rank finds a latest checkpoint in `folder`; called on all ranks."""
+    found = has_latest(folder)
+    return found if ranks is None else ranks.anywhere([found])[0]
