@@ -86,6 +86,11 @@ class Disk(Section):
     size: Size = honoured(
         None, 'budget of the disk tier, such as `"200GiB"`; null or auto: what the disk has free'
     )
+    verify: Bool = honoured(
+        False,
+        "keep a checksum of everything on the disk and compare it when it is read, so that a disk "
+        "that returns other bytes is an error; costs a pass over memory",
+    )
 
 
 class Memory(Section):

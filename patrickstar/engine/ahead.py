@@ -127,6 +127,7 @@ def _memory(settings: RunSettings) -> tuple[Any, ...]:
         settings.device_budget,
         settings.host_budget,
         settings.disk,
+        settings.verify_disk,
         settings.device,
         settings.piece_size,
         settings.plan,

@@ -66,6 +66,7 @@ class RunSettings:
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
     update_on: Literal["host", "device"] = "host"
+    verify_disk: bool = False  # checksums of what goes to the disk tier
     record: Path | None = None  # a folder that the run is recorded into
     ranks: Ranks | None = None  # those that train together, if they are several
 
@@ -119,7 +120,7 @@ def make_tiers(settings: RunSettings) -> list[Tier]:
             tiers.append(CpuTier("device", budget))
         tiers.append(CpuTier("host", settings.host_budget))
     if settings.disk is not None:
-        tiers.append(DiskTier("disk", Spool(*settings.disk)))
+        tiers.append(DiskTier("disk", Spool(*settings.disk, verify=settings.verify_disk)))
     return tiers
 
 
@@ -230,7 +231,7 @@ def building(settings: RunSettings) -> Ahead:
         budget = None if settings.host_budget is None else settings.host_budget // 2
         tiers: list[Tier] = [CpuTier("host", budget)]
         if settings.disk is not None:
-            tiers.append(DiskTier("disk", Spool(*settings.disk)))
+            tiers.append(DiskTier("disk", Spool(*settings.disk, verify=settings.verify_disk)))
         manager = ChunkManager(tiers)
     home = ChunkHome(manager)
     return Ahead(settings, manager, home, Nursery(manager, home, settings.piece_size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from patrickstar.engine.engine import Engine
 from patrickstar.engine.initialize import make_engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.errors import ConfigError, SpoolError
+from patrickstar.memory import DiskTier
 from tests.engine.training import HYPER, run_engine, run_plain, settings
 
 WIDTH, CHUNK, BUDGET = 32, 2048, 1 << 17
@@ -143,3 +145,23 @@ def test_a_disk_smaller_than_the_state_does_if_memory_holds_the_rest(tmp_path: P
     how = settings(host=2 * BUDGET, chunk=CHUNK)
     small = dataclasses.replace(how, disk=(tmp_path, 640 << 10))
     plain.assert_same(run_engine(lambda: Squares(24), batches(4), small))
+
+
+def test_a_disk_that_returns_other_bytes_is_never_trained_on(tmp_path: Path) -> None:
+    how = dataclasses.replace(settings(host=BUDGET, disk=tmp_path, chunk=CHUNK), verify_disk=True)
+    plain = run_plain(Squares, batches(3))
+    plain.assert_same(run_engine(Squares, batches(3), how))
+    engine, optimizer = make_engine(Squares, how)
+    engine.backward(engine(**batches(1)[0]))
+    optimizer.step()
+    engine.memory.settle()
+    (disk,) = (tier for tier in engine.memory.tiers if isinstance(tier, DiskTier))
+    file = os.open(f"/proc/self/fd/{disk.spool._file}", os.O_WRONLY)
+    for slot in disk.slots.values():
+        os.pwrite(file, b"\xa5", slot.offset + 17)
+    os.close(file)
+    with pytest.raises(SpoolError, match="not the bytes that were written there"):
+        for batch in batches(2):
+            engine.backward(engine(**batch))
+            optimizer.step()
+    engine.close()
