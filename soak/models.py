@@ -173,7 +173,7 @@ class Experts(nn.Module):
 
 
 def _gpt(spec: Spec) -> nn.Module:
-    mode: Any = spec.option or None
+    mode: Any = spec.option if spec.option in _OPTIONS["gpt"][1:] else None
     return GPT(GPTConfig(spec.depth, spec.width, 4, positions=spec.length, checkpointing=mode))
 
 

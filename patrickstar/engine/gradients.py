@@ -12,6 +12,7 @@ With several ranks the chunk has what this rank's backward made until that is re
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,12 +56,11 @@ class Gradients:
         self._rewritten: set[int] = set()
         self.stores = 0
         self.incomplete = False
+        collect = _collecting(weakref.ref(self))
         for aligned, slot in state.slots.values():
             if aligned.gradient is not None:
                 with _PLAIN():
-                    handle = slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        self._collect
-                    )
+                    handle = slot.parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
                 self._handles.append(handle)
         state.home.get_gradient = self.get
         state.home.set_gradient = self.set
@@ -211,6 +211,21 @@ class Gradients:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _collecting(gradients: weakref.ref[Gradients]) -> Callable[[nn.Parameter], None]:
+    """The hook of every parameter.
+
+    The garbage collector does not see what such hooks refer to: an engine that is just dropped
+    would be held by its own parameters for good.
+    """
+
+    def collect(parameter: nn.Parameter) -> None:
+        there = gradients()
+        if there is not None:
+            there._collect(parameter)
+
+    return collect
 
 
 def _zero_gaps(flat: torch.Tensor, slots: list[Slot]) -> None:
