@@ -160,8 +160,12 @@ def test_a_disk_that_returns_other_bytes_is_never_trained_on(tmp_path: Path) -> 
     for slot in disk.slots.values():
         os.pwrite(file, b"\xa5", slot.offset + 17)
     os.close(file)
-    with pytest.raises(SpoolError, match="not the bytes that were written there"):
+
+    def train() -> None:
         for batch in batches(2):
             engine.backward(engine(**batch))
             optimizer.step()
+
+    with pytest.raises(SpoolError, match="not the bytes that were written there"):
+        train()
     engine.close()
