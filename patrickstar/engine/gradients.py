@@ -80,7 +80,7 @@ class Gradients:
             parameter.grad = None
             if self.reducer is not None:
                 del gradient
-                self.reducer.collected()
+                self.reducer.collected(slot)
 
     def _store(
         self, aligned: AlignedChunks, slot: Slot, gradient: torch.Tensor, *, add: bool

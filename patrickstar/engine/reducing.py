@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from patrickstar.comm import Work
-from patrickstar.engine.aligned import AlignedChunks
+from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.in_flight import InFlight
 from patrickstar.engine.ranks import Ranks
@@ -41,12 +41,14 @@ class GradientReducer:
         trained = [aligned for aligned in state.aligned if aligned.gradient is not None]
         self._order = sorted(trained, key=lambda a: a.slots[0].index, reverse=True)
         self._turn: int | None = None  # of the order, in a backward
+        self._come: set[int] = set()  # the parameters whose gradient has come in this backward
         self._in_flight = InFlight(self._manager)
         self.enabled = True
 
     def begin(self) -> None:
         """A backward begins."""
         self._turn = 0 if self.enabled else None
+        self._come.clear()
 
     def open(self, aligned: AlignedChunks) -> None:
         """A gradient of this rank comes: if it is the first, make the chunk this rank's own."""
@@ -56,11 +58,16 @@ class GradientReducer:
                 self._in_flight.finish()
             self._sharding.take(aligned.gradient)
 
-    def collected(self) -> None:
-        """A gradient has come; reduce what is complete and has its turn."""
+    def collected(self, slot: Slot) -> None:
+        """A gradient has come; reduce what is complete and has its turn.
+
+        What earlier backwards left on this rank does not make a chunk complete: this one adds to
+        it, and the chunk would travel twice.
+        """
+        self._come.add(slot.index)
         while self._turn is not None and self._turn < len(self._order):
             aligned = self._order[self._turn]
-            if not all(slot.is_local for slot in aligned.slots):
+            if not all(slot.index in self._come for slot in aligned.slots):
                 return
             self._turn += 1
             self._reduce(aligned)
