@@ -62,6 +62,32 @@ def test_a_script_with_everything_from_the_config() -> None:
     engine.close()
 
 
+def test_schedulers_inside_a_scheduler_are_taken_over_too() -> None:
+    rates = torch.optim.lr_scheduler
+
+    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        warm = rates.LinearLR(optimizer, 0.25, total_iters=2)
+        both = [rates.ExponentialLR(optimizer, 0.5), rates.ConstantLR(optimizer, 0.1, 1)]
+        return rates.SequentialLR(optimizer, [warm, rates.ChainedScheduler(both)], [2])
+
+    module = network()
+    client = torch.optim.SGD(module.parameters(), lr=0.5)
+    plain = schedule(torch.optim.SGD(network().parameters(), lr=0.5))
+    engine, _, _, _ = deepspeed.initialize(
+        model=module,
+        optimizer=client,
+        lr_scheduler=schedule(client),
+        config={"train_micro_batch_size_per_gpu": 4},
+    )
+    for _ in range(6):
+        assert engine.get_lr() == plain.get_last_lr()
+        engine.backward(engine(torch.randn(4, 8)).square().mean())
+        engine.step()
+        plain.optimizer.step()
+        plain.step()
+    engine.close()
+
+
 def test_a_client_optimizer_and_scheduler_are_taken_over_with_their_numbers() -> None:
     module, plain = network(), network()
     config = {k: v for k, v in CONFIG.items() if k not in ("optimizer", "scheduler")}

@@ -95,9 +95,16 @@ def scheduler_for(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
             for key in ("lr", "initial_lr", "momentum", "betas"):
                 if key in group:
                     ours[key] = group[key]
-        scheduler.optimizer = optimizer
+        _bind(scheduler, optimizer)
         _let_torch_see_steps(optimizer)
     return scheduler
+
+
+def _bind(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Also what it is made of, as `SequentialLR` and `ChainedScheduler` are of others."""
+    scheduler.optimizer = optimizer
+    for part in getattr(scheduler, "_schedulers", ()):
+        _bind(part, optimizer)
 
 
 def _let_torch_see_steps(optimizer: Any) -> None:

@@ -13,6 +13,7 @@ from ..test_readme import ROOT, execute
 EXAMPLES = {
     "hugging_face_trainer.py": "transformers",
     "accelerate_loop.py": "accelerate",
+    "lightning_trainer.py": "lightning",
 }
 
 
