@@ -28,7 +28,15 @@ from soak.render import render
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "soak" / "results"
 # The parts, and how many times each tries by default; what is counted is the part's to say.
-PARTS = {"budgets": 240, "kills": 100, "readers": 100_000, "engines": 50, "paths": 1000}
+PARTS = {
+    "budgets": 240,
+    "kills": 100,
+    "readers": 100_000,
+    "engines": 50,
+    "paths": 1000,
+    "disks": 200,
+    "damage": 400,
+}
 
 
 def commit() -> str:
