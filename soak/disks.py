@@ -115,9 +115,9 @@ class SickFiles:
         self.failed = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], int):
-            if os.readlink(f"/proc/self/fd/{args[0]}").startswith("/proc/"):
-                return self.real(*args, **kwargs)  # no disk
+        file = args[0] if args and isinstance(args[0], int) else -1
+        if file >= 0 and os.readlink(f"/proc/self/fd/{file}").startswith("/proc/"):
+            return self.real(*args, **kwargs)  # no disk
         self.seen += 1
         if self.first <= self.seen < self.last:
             self.failed += 1
