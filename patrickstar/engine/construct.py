@@ -55,6 +55,8 @@ class Nursery:
         budgets = [tier.capacity for tier in memory if tier.capacity is not None]
         # A thirty-second of the tightest budget, in fp32.
         self._length = max(_SHORTEST, min([longest or _LONGEST, *(b // 128 for b in budgets)]))
+        if sharding is not None:  # budgets may differ, chunks may not
+            self._length = sharding.ranks.least(self._length)
         self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
         self.chunks: list[Chunk] = []
         home.move_to_new_data, home.adopt = self.readopt, self.adopt

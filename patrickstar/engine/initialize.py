@@ -13,6 +13,11 @@ import torch
 from torch import nn
 
 from patrickstar.engine.ahead import Ahead, bring_in, take_over
+from patrickstar.engine.alike import (
+    refuse_other_models,
+    refuse_other_settings,
+    take_first_ranks,
+)
 from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
 from patrickstar.engine.device import allocated_peak, free_budget, move_unmanaged
 from patrickstar.engine.engine import Engine
@@ -134,7 +139,10 @@ def _assemble(
 ) -> tuple[Engine, ChunkedOptimizer]:
     same = ahead is not None and ahead.manager is manager
     home = ahead.home if same and ahead is not None else ChunkHome(manager)
-    sharding = None if settings.ranks is None else Sharding(manager, settings.ranks)
+    sharding = None
+    if settings.ranks is not None:
+        refuse_other_settings(settings, settings.ranks)
+        sharding = Sharding(manager, settings.ranks)
     with _nursery(manager, home, settings, ahead, sharding) as nursery:
         if isinstance(provider, nn.Module):
             bring_in(provider, nursery)
@@ -151,6 +159,8 @@ def _assemble(
             base += hidden
             manager.set_other(0, base)
         state.move_in(nursery)
+        if settings.ranks is not None:
+            take_first_ranks(dict([*module.named_buffers(), *state.unmanaged]), settings.ranks)
         for parameter in module.parameters():
             if isinstance(parameter, PiecedParameter):
                 rehome(parameter, home, settings.device or torch.device("cpu"))
@@ -246,6 +256,8 @@ def _lay_out(
     sharding: Sharding | None,
 ) -> tuple[list[dict[str, Any]], ModelState]:
     groups = parameter_groups(module, settings, param_groups)
+    if settings.ranks is not None:
+        refuse_other_models(module, groups, settings.ranks)
     # Without a tier for the device, the host is it.
     update_on = settings.update_on if manager.tiers[0].name == "device" else "host"
     specification = StateSpecification(

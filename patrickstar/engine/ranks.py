@@ -88,6 +88,10 @@ class Ranks:
         table = self.comm.control.exchange("who has gradients", mine)
         return [bool(flag) for flag in table.amax(dim=0).tolist()] if flags else []
 
+    def least(self, number: int) -> int:
+        """The least of each rank's number (below 2 ** 53)."""
+        return -int(self.comm.reductions.max([-float(number)])[0])
+
     def sum_of_shards(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over the ranks of one copy, in float64."""
         return self.comm.shard_reductions.sum(values)

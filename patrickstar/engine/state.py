@@ -138,6 +138,8 @@ class ModelState:
             key = (group_of.get(id(parameter), -1), trainable)
             families.setdefault(key, []).append(slot)
         limit = self.specification.limit or self._choose_limit(families, groups)
+        if self.ranks is not None:  # budgets may differ, chunks may not
+            limit = self.ranks.least(limit)
         used = length = 0
         for (group, trainable), slots in families.items():
             layout = pack([slot.numel for slot in slots], limit)
