@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from patrickstar.cli import app
+from patrickstar.config import load_config
 
 from .test_readme import ROOT, execute
 
@@ -52,6 +54,17 @@ def test_an_option_that_a_page_names_exists(command: str) -> None:
     options = [word for word in words if word.startswith("--")]
     shown = CliRunner().invoke(app, [words[0], "--help"], terminal_width=200).stdout
     assert all(option in shown for option in options), shown
+
+
+@pytest.mark.filterwarnings("ignore::patrickstar.config.warning.ConfigWarning")
+def test_the_configs_to_move_over_are_accepted_before_and_after(tmp_path: Path) -> None:
+    found = [json.loads(code) for page, language, code in BLOCKS
+             if page == "migrate-from-deepspeed.md" and language == "json"]  # fmt: skip
+    before, after = (load_config(config) for config in found)
+    assert before.zero_optimization.stage == after.zero_optimization.stage == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_config(found[1])
 
 
 def test_json_blocks_are_json() -> None:

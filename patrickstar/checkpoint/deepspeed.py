@@ -81,6 +81,11 @@ def import_checkpoint(
             f"{str(target / folder.name)!r} exists already and is not written over; "
             "choose another folder for PatrickStar's checkpoints"
         )
+    if (folder / "offloaded_tensors").exists():
+        raise CheckpointError(
+            f"{str(folder)!r} is of a run with its optimizer's states on NVMe; they lie in swap "
+            "files there, which are not read. DeepSpeed's engine.save_16bit_model gives the weights"
+        )
     with ExitStack() as stack:
         files = {
             path.name: stack.enter_context(closing(TorchFile(path)))

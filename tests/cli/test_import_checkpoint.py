@@ -112,6 +112,7 @@ def test_nothing_is_written_over_least_of_all_the_checkpoint_that_is_read(tmp_pa
         ("empty", 1, "no file 'latest'"),
         ("ours", 1, "only checkpoints of stage 1, 2 and 3"),
         ("tag", 1, "there is no checkpoint 'other'"),
+        ("nvme", 1, "save_16bit_model gives the weights"),
     ],
 )
 def test_what_cannot_be_read_is_told(kind: str, code: int, says: str, tmp_path: Path) -> None:
@@ -123,6 +124,9 @@ def test_what_cannot_be_read_is_told(kind: str, code: int, says: str, tmp_path: 
     elif kind == "tag":
         shutil.copytree(STORED / "zero1-fp32", folder)
         more = ["--tag", "other"]
+    elif kind == "nvme":
+        shutil.copytree(STORED / "zero3-fp32", folder)
+        (folder / "it" / "offloaded_tensors").mkdir()
     done = run(folder, *more, "--output", tmp_path / "out")
     assert done.exit_code == code
     assert says in " ".join(done.stderr.split())
