@@ -20,6 +20,8 @@ if str(ROOT) not in sys.path:  # started as a script
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.limit import Ideal, Rates, ideal, in_memory  # noqa: E402
+from benchmarks.markdown import table  # noqa: E402
+from benchmarks.parity.page import parity  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -124,13 +126,6 @@ def cells(result: Result, row: Result) -> list[str]:
         f"{gib(read)} + {gib(written)}",
         same_losses(result, row),
     ]
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(head) + " |"
-    yield "|" + " --- |" + " ---: |" * (len(head) - 1)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 def training(result: Result) -> Iterator[str]:
@@ -295,6 +290,7 @@ RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "training": training,
     "policy": policy,
     "overheads": overheads,
+    "parity": parity,
 }
 
 

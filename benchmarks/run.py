@@ -261,6 +261,8 @@ def measure_script(script: Script, settings: Settings) -> None:
             answer = Path(folder) / "answer.json"
             command = [sys.executable, "-m", script.module, *part]
             command += ["--disk", settings.disk, "--json", str(answer)]
+            if script.opponent:
+                command += ["--deepspeed-python", settings.deepspeed_python]
             entry: dict[str, Any] = {"arguments": list(part), "not_measured": None}
             try:
                 entry["process"] = run_child(command, Path(folder) / "log", settings)

@@ -121,9 +121,11 @@ class Script:
     key: str
     module: str
     parts: tuple[tuple[str, ...], ...]
+    opponent: bool = False  # whether it is told where DeepSpeed is
 
 
 SCRIPTS = {
+    "parity": Script("parity", "benchmarks.parity.table", ((),), opponent=True),
     "overheads": Script("overheads", "benchmarks.overheads", ((),)),
     "policy": Script(
         "policy",

@@ -1,0 +1,1 @@
+"""The same training by everybody: losses step by step, beside DeepSpeed's."""
