@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup train test lint bench soak clean
+.PHONY: setup train test lint bench soak docs clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,10 @@ bench: setup
 # One part, a few times: make soak SOAK="--part kills --count 5"
 soak: setup
 	$(BIN)/python -m soak.run $(SOAK)
+
+# The documentation as a site, in site/.
+docs: setup
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

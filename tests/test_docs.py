@@ -16,7 +16,7 @@ from patrickstar.config import load_config
 
 from .test_readme import ROOT, execute
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 BLOCKS = [
     (page.name, language, code)
     for page in PAGES
@@ -39,16 +39,37 @@ def test_a_python_block_runs_as_it_stands(page: str, code: str, tmp_path: Path) 
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        line
-        for _, language, code in BLOCKS
-        if language == "bash"
-        for line in code.replace("\\\n", " ").splitlines()
-        if line.startswith("patrickstar ")
-    ],
-)
+COMMANDS = [
+    line
+    for _, language, code in BLOCKS
+    if language == "bash"
+    for line in code.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+
+
+def test_a_block_is_of_a_language_that_is_tried() -> None:
+    # A diff shows what changes in a script; the examples are the scripts.
+    tried = {"python", "bash", "json", "diff"}
+    assert {language for _, language, _ in BLOCKS} <= tried
+
+
+def test_a_command_is_one_that_can_be_tried_or_belongs_to_a_cluster() -> None:
+    kinds = ("patrickstar ", "make ", ".venv/bin/python ", "torchrun ", "srun ", "first=")
+    assert [line for line in COMMANDS if not line.startswith(kinds)] == []
+
+
+def test_make_targets_and_scripts_that_a_page_names_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in (shlex.split(line, comments=True) for line in COMMANDS):
+        if words[0] == "make":
+            assert words[1] in targets
+        if words[0] == ".venv/bin/python" and words[1] != "-m":
+            shown = execute(ROOT / words[1], ROOT, "--help").stdout
+            assert all(option in shown for option in words if option.startswith("--"))
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("patrickstar ")])
 def test_an_option_that_a_page_names_exists(command: str) -> None:
     words = shlex.split(command, comments=True)[1:]
     options = [word for word in words if word.startswith("--")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from patrickstar.cli import build_app
+from patrickstar.cli import app, build_app
 
 from .cli.fake_engine import FakeInitialize
 
@@ -27,9 +28,9 @@ COMMANDS = [
 ]
 
 
-def execute(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def execute(script: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *words],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -74,9 +75,28 @@ def test_every_command_line_is_accepted(tmp_path: Path, monkeypatch: pytest.Monk
     for words in lines:
         if "--hf-config" in words:
             continue  # needs somebody's file; tests/cli/test_model_choice.py covers it
-        app = build_app(FakeInitialize(losses=[1.0] * 100))
-        result = CliRunner().invoke(app, [*words[1:], "--model", "gpt-tiny", "--steps", "1"])
+        fake = build_app(FakeInitialize(losses=[1.0] * 100))
+        result = CliRunner().invoke(fake, [*words[1:], "--model", "gpt-tiny", "--steps", "1"])
         assert result.exit_code == 0, f"{words}: {result.output}"
+
+
+def test_a_newcomer_gets_from_training_to_a_plan_and_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    monkeypatch.chdir(tmp_path)
+    theirs = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    short = {"train": ["--steps", "3", "--sequence-length", "32"], "plan": [], "report": []}
+    named = {"train": "--record", "plan": "--hf-config", "report": ""}
+    for command, options in short.items():
+        lines = [line for line in COMMANDS if line.startswith(f"patrickstar {command}")]
+        words = shlex.split(next(line for line in lines if named[command] in line), comments=True)
+        result = CliRunner().invoke(app, [*words[1:], *options])
+        assert result.exit_code == 0, f"{words}: {result.output}"
+    (page,) = tmp_path.rglob("report.html")
+    assert "Plan against reality" in page.read_text()
 
 
 def test_every_link_into_the_repository_leads_somewhere() -> None:
