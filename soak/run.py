@@ -36,6 +36,7 @@ PARTS = {
     "paths": 1000,
     "disks": 200,
     "damage": 400,
+    "accidents": 300,
 }
 
 
