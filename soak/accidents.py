@@ -115,7 +115,8 @@ def interrupt(folder: Path, draw: random.Random) -> str | None:
 
     def accident(engine: Any, optimizer: Any, batch: dict[str, Any], step: int) -> bool:
         try:
-            signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.02))
+            # Again and again: one that comes while an object dies is ignored by Python.
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.02), 0.1)
             one_step(engine, optimizer, batch)
             while True:
                 time.sleep(0.001)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from patrickstar.checkpoint.paths import read_at
 from patrickstar.errors import CheckpointError
 
 LONGEST_HEADER = 32 << 20
@@ -120,7 +121,7 @@ def read_header(file: int, path: Path) -> tuple[dict[str, StoredTensor], dict[st
         CheckpointError: it is not a complete safetensors file.
     """
     size = os.fstat(file).st_size
-    first = os.pread(file, 8, 0)
+    first = read_at(file, path, 8, 0)
     if len(first) < 8:
         raise CheckpointError(
             f"{str(path)!r} has {size} bytes and is no safetensors file; it may be truncated"
@@ -137,7 +138,7 @@ def read_header(file: int, path: Path) -> tuple[dict[str, StoredTensor], dict[st
         )
     header = b""
     while len(header) < length:
-        more = os.pread(file, length - len(header), 8 + len(header))
+        more = read_at(file, path, length - len(header), 8 + len(header))
         if not more:
             raise CheckpointError(f"{str(path)!r} ended while its header was read")
         header += more

@@ -88,11 +88,25 @@ def read_small(path: Path, limit: int) -> bytes:
                 f"{str(path)!r} has {size} bytes, more than the {limit} that such a file may have"
             )
         data = bytearray()
-        while chunk := os.pread(file, min(_BLOCK, limit + 1 - len(data)), len(data)):
+        while chunk := read_at(file, path, min(_BLOCK, limit + 1 - len(data)), len(data)):
             data += chunk
     if len(data) > limit:
         raise CheckpointError(f"{str(path)!r} grew beyond {limit} bytes while it was read")
     return bytes(data)
+
+
+def read_at(file: int, path: Path, nbytes: int, offset: int) -> bytes:
+    """At most `nbytes` bytes of an open file from byte `offset` on; none at its end.
+
+    Raises:
+        CheckpointError: the disk fails.
+    """
+    try:
+        return os.pread(file, nbytes, offset)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {str(path)!r} at byte {offset}: {error.strerror}"
+        ) from error
 
 
 def create_private(path: Path) -> int:

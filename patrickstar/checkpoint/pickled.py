@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import torch
 
 from patrickstar.checkpoint.header import StoredTensor, is_shape
-from patrickstar.checkpoint.paths import open_regular
+from patrickstar.checkpoint.paths import open_regular, read_at
 from patrickstar.checkpoint.tensor_file import bytes_of, read_elements
 from patrickstar.errors import CheckpointError
 
@@ -194,7 +194,7 @@ class TorchFile:
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise self._wrong(f"record {info.filename[:80]!r} is compressed")
             within = 0 <= info.header_offset < self._size
-            header = os.pread(self._file, 30, info.header_offset) if within else b""
+            header = read_at(self._file, self.path, 30, info.header_offset) if within else b""
             if len(header) < 30 or header[:4] != b"PK\x03\x04":
                 raise self._wrong(f"record {info.filename[:80]!r} is not where it should be")
             name_length, extra_length = struct.unpack("<HH", header[26:30])

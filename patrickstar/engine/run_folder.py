@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -80,9 +81,12 @@ class RunFolder:
         self._events.close()
 
     def _replace(self, name: str, content: Mapping[str, Any]) -> None:
-        beside = self.path / f".{name}.{os.getpid()}"
-        beside.write_text(json.dumps(_finite(content), allow_nan=False))
-        beside.replace(self.path / name)
+        text = json.dumps(_finite(content), allow_nan=False)
+        # Private, and under a name that nobody can have put a link at.
+        file, beside = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
+        with os.fdopen(file, "w") as out:
+            out.write(text)
+        os.replace(beside, self.path / name)
 
     def _append(self, file: BinaryIO, lines: Sequence[Mapping[str, Any]]) -> None:
         text = "".join(json.dumps(_finite(line), allow_nan=False) + "\n" for line in lines)

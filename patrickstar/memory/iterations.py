@@ -12,6 +12,7 @@ from patrickstar.memory.playback import Playback
 from patrickstar.memory.policy import Policy
 from patrickstar.memory.trace import Recorder, Trace, Use
 
+MOST_PLANS = 64  # kept; sequences of many lengths would fill memory with them
 Held = Callable[[], dict[int, tuple[int, ...]]]
 
 
@@ -42,7 +43,9 @@ class Iterations:
     def begin(self, key: Hashable) -> bool:
         """An iteration begins; whether it goes on with the plan of the one before."""
         self._key, self._current = key, ()
-        playback = self.plans.get(key)
+        playback = self.plans.pop(key, None)
+        if playback is not None:
+            self.plans[key] = playback  # the one used last is given up last
         same = playback is self._last
         self.playback = self._last = playback
         self.recorder = Recorder() if playback is None else None
@@ -107,7 +110,10 @@ class Iterations:
             return False
         plan = make_plan(trace, sizes, capacities, self._policy, prefetch=self._prefetch)
         if plan.fits(capacities[:-1]):
+            self.plans.pop(key, None)
             self.plans[key] = Playback(plan)
+            for oldest in list(self.plans)[:-MOST_PLANS]:
+                del self.plans[oldest]
             return True
         return False
 

@@ -240,3 +240,36 @@ def test_sequence_numbers_grow_even_when_clocks_do_not(tmp_path: Path) -> None:
 def test_keep_must_leave_the_checkpoint_itself(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="use 1 or more"):
         write(tmp_path, 1, keep=0)
+
+
+def test_a_disk_that_fails_while_a_checkpoint_is_read_is_the_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TensorSource.of("w", torch.arange(10.0))
+    write_checkpoint(tmp_path, "it", [source], [source], {})
+    reads = 0
+
+    def counted(call: Any, fails: int) -> Any:
+        def read(*args: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            if reads == fails:
+                raise OSError(5, "Input/output error")
+            return call(*args)
+
+        return read
+
+    real = os.pread, os.preadv
+    for fails in range(1, 100):
+        reads = 0
+        monkeypatch.setattr(os, "pread", counted(real[0], fails))
+        monkeypatch.setattr(os, "preadv", counted(real[1], fails))
+        try:
+            with open_checkpoint(tmp_path) as opened:
+                opened.weights.read("w")
+        except CheckpointError as error:
+            told = str(error)
+        else:
+            break
+        assert "Input/output error" in told and str(tmp_path) in told
+    assert fails > 5

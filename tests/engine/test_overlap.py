@@ -343,3 +343,25 @@ def test_updates_go_in_front_of_the_first_use_of_their_weights() -> None:
     assert [moment.blanked for moment in found.moments] == [(12,), (), (11,), (), (), (13,)]
     assert [moment.other for moment in found.moments][:4] == [{0: 5}, {0: 5}, {0: 5}, {0: 7}]
     assert found.moments[2].held == {0: (2, 9)}
+
+
+def test_room_that_a_plan_had_for_its_last_moment_is_free_after_the_step(tmp_path: Path) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(400, 64)
+            self.head = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(x)).square().mean()
+
+    how = settings(device=470 << 10, host=1 << 20, disk=tmp_path, chunk=1000, update_on="device")
+    engine, optimizer = make_engine(Table, how)
+    account = engine.memory.ledger.tiers[0]
+    for _ in range(4):
+        engine.backward(engine(torch.arange(8)[None]))
+        optimizer.step()
+        assert account.other < 400 * 64 * 4, "the gradient of the table is in its chunk by now"
+        optimizer.zero_grad()
+    engine.state_dict()
+    engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from patrickstar.memory import Access, FurthestNextUse, Moment, Trace, Use, make_plan
+from patrickstar.memory.iterations import MOST_PLANS, Iterations
 from patrickstar.memory.planner import Action
 from patrickstar.memory.playback import Playback
 
@@ -96,3 +97,14 @@ def test_segments_are_those_of_the_trace_in_order() -> None:
     assert not playback.segment("again")
     playback.restart()
     assert not playback.segment("back")
+
+
+def test_plans_are_kept_to_a_number_the_one_used_last_longest() -> None:
+    iterations = Iterations(FurthestNextUse(), plan=True, prefetch=True)
+    for key in range(MOST_PLANS + 5):
+        iterations.begin("first")
+        iterations.plan(
+            key if key else "first", Trace([Moment((Use(0, Access.READ),))]), {0: 8}, [8, None]
+        )
+    assert len(iterations.plans) == MOST_PLANS
+    assert "first" in iterations.plans and MOST_PLANS + 4 in iterations.plans
