@@ -13,7 +13,7 @@ See `docs/comm.md` for a tour. What a user needs:
 from patrickstar.comm.chunk_comm import ChunkComm
 from patrickstar.comm.coalesced import Part
 from patrickstar.comm.communicator import Communicator
-from patrickstar.comm.counters import CollectiveTotals, CommCounters, ring_bytes
+from patrickstar.comm.counters import CollectiveTotals, CommCounters, CommObserver, ring_bytes
 from patrickstar.comm.errors import CommError, CommValueError
 from patrickstar.comm.issuer import FlushReport, OrderedIssuer, Ticket
 from patrickstar.comm.layout import Layout, OwnedLayout, ShardLayout, assign_owners
@@ -49,6 +49,7 @@ __all__ = [
     "CollectiveTotals",
     "CommCounters",
     "CommError",
+    "CommObserver",
     "CommValueError",
     "Communicator",
     "FlushReport",

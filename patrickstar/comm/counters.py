@@ -22,7 +22,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+import torch
+
+from patrickstar.comm.call import Call
 from patrickstar.comm.order import Collective
 
 
@@ -44,10 +48,25 @@ class CollectiveTotals:
     waited_seconds: float = 0.0
 
 
+class CommObserver(Protocol):
+    """Hears what collectives did. Seconds are those of `time.perf_counter`."""
+
+    def collective(self, name: str, chunk: str, nbytes: int, began: float, ended: float) -> None:
+        """`name` ran on `nbytes` of `chunk`. Called on whichever thread noticed."""
+
+    def waited(self, began: float, ended: float) -> None:
+        """A caller of `wait` stood still."""
+
+
 class CommCounters:
-    """Totals per collective; safe to read while collectives run."""
+    """Totals per collective; safe to read while collectives run.
+
+    Attributes:
+        observer: is told of every collective as well, if there is one.
+    """
 
     def __init__(self) -> None:
+        self.observer: CommObserver | None = None
         self._lock = threading.Lock()
         self._totals: dict[Collective, CollectiveTotals] = {}
 
@@ -74,6 +93,20 @@ class CommCounters:
                 busy_seconds=old.busy_seconds + busy_seconds,
                 waited_seconds=old.waited_seconds + waited_seconds,
             )
+
+    def ran(self, call: Call, began: float, ended: float, *, sent_bytes: int = 0) -> None:
+        """`call` ran from `began` to `ended`."""
+        name = Collective(call.collective)
+        self.add(name, busy_seconds=ended - began, sent_bytes=sent_bytes)
+        if self.observer is not None:
+            nbytes = call.numel * getattr(torch, call.dtype).itemsize
+            self.observer.collective(call.collective, call.chunk, nbytes, began, ended)
+
+    def waited(self, call: Call, began: float, ended: float) -> None:
+        """A caller waited for `call`."""
+        self.add(Collective(call.collective), waited_seconds=ended - began)
+        if self.observer is not None:
+            self.observer.waited(began, ended)
 
     def __getitem__(self, collective: Collective) -> CollectiveTotals:
         with self._lock:

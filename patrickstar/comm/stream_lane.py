@@ -23,7 +23,6 @@ from patrickstar.comm.call import Call, Turn
 from patrickstar.comm.counters import CommCounters
 from patrickstar.comm.errors import CommError
 from patrickstar.comm.lane import Explain, Job
-from patrickstar.comm.order import Collective
 from patrickstar.comm.progress import Progress
 from patrickstar.comm.streams import Streams
 
@@ -32,11 +31,17 @@ _POLL_SECONDS = 0.001
 
 @dataclass
 class InFlight:
-    """A job on the side stream, its end, and what it must not lose before."""
+    """A job on the side stream, its end, and what it must not lose before.
+
+    `origin` is an event that happened at the time `at` of `time.perf_counter`: an event knows only
+    how long after another one it was.
+    """
 
     call: Call
     begun: torch.Event
     ended: torch.Event
+    origin: torch.Event
+    at: float
     buffers: tuple[torch.Tensor, ...] = field(repr=False)
 
 
@@ -82,11 +87,14 @@ class StreamLane:
         self._explain = explain
         self._lock = threading.Lock()  # the watch polls from its thread
         self._in_flight: list[InFlight] = []
+        self._origin = streams.record(self._side), time.perf_counter()
         self._error: CommError | None = None
 
     def submit(self, call: Call, job: Job, buffers: Sequence[torch.Tensor]) -> StreamWork:
         self._check()
         self.poll()
+        if not self._in_flight:  # the stream is idle, so this happens now
+            self._origin = self._streams.record(self._side), time.perf_counter()
         self._side.wait_event(self._streams.record(self._streams.current()))
         self._progress.start(call)
         turn = Turn.start(call, self._timeout)
@@ -98,7 +106,7 @@ class StreamLane:
         except Exception as raised:
             self._error = self._explain(call, raised)
             raise self._error from raised
-        in_flight = InFlight(call, begun, ended, tuple(buffers))
+        in_flight = InFlight(call, begun, ended, *self._origin, tuple(buffers))
         with self._lock:
             self._in_flight.append(in_flight)
         return StreamWork(self, in_flight)
@@ -110,9 +118,9 @@ class StreamLane:
         in_flight.buffers = ()
         if timeout is None:
             return
-        begun = time.monotonic()
+        begun = time.perf_counter()
         while not in_flight.ended.query():
-            if time.monotonic() - begun > timeout:
+            if time.perf_counter() - begun > timeout:
                 raise CommError(
                     f"{in_flight.call} has not finished within {timeout} s",
                     collective=in_flight.call.collective,
@@ -120,9 +128,7 @@ class StreamLane:
                 )
             self._check()
             time.sleep(_POLL_SECONDS)
-        self._counters.add(
-            Collective(in_flight.call.collective), waited_seconds=time.monotonic() - begun
-        )
+        self._counters.waited(in_flight.call, begun, time.perf_counter())
         self.poll()
 
     def fail(self, error: CommError) -> None:
@@ -142,10 +148,9 @@ class StreamLane:
             while self._in_flight and self._in_flight[0].ended.query():
                 ended = self._in_flight.pop(0)
                 self._progress.finish(ended.call)
-                self._counters.add(
-                    Collective(ended.call.collective),
-                    busy_seconds=ended.begun.elapsed_time(ended.ended) / 1000,
-                )
+                begun = ended.at + ended.origin.elapsed_time(ended.begun) / 1000
+                seconds = ended.begun.elapsed_time(ended.ended) / 1000
+                self._counters.ran(ended.call, begun, begun + seconds)
 
     def close(self) -> None:
         self.fail(CommError("the communicator is closed"))

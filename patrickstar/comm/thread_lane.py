@@ -19,7 +19,6 @@ from patrickstar.comm.call import Call, Turn
 from patrickstar.comm.counters import CommCounters
 from patrickstar.comm.errors import CommError
 from patrickstar.comm.lane import Explain, Job
-from patrickstar.comm.order import Collective
 from patrickstar.comm.progress import Progress
 from patrickstar.comm.work import HostWork
 
@@ -110,11 +109,7 @@ class ThreadLane:
             # Whatever it was, this rank has dropped out of a collective: nothing can follow.
             self.fail(self._explain(call, raised))
             return
-        self._counters.add(
-            Collective(call.collective),
-            busy_seconds=time.perf_counter() - begun,
-            sent_bytes=turn.sent_bytes,
-        )
+        self._counters.ran(call, begun, time.perf_counter(), sent_bytes=turn.sent_bytes)
         self._progress.finish(call)
         with self._lock:
             self._open.pop(call.seq, None)

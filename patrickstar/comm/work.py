@@ -10,7 +10,6 @@ from typing import Protocol
 from patrickstar.comm.call import Call
 from patrickstar.comm.counters import CommCounters
 from patrickstar.comm.errors import CommError
-from patrickstar.comm.order import Collective
 
 
 class Work(Protocol):
@@ -56,9 +55,7 @@ class HostWork:
         if not self._finished.is_set():
             start = time.perf_counter()
             self._finished.wait(timeout)
-            self._counters.add(
-                Collective(self.call.collective), waited_seconds=time.perf_counter() - start
-            )
+            self._counters.waited(self.call, start, time.perf_counter())
         if not self._finished.is_set():
             raise CommError(
                 f"{self.call} has not finished within {timeout} s",

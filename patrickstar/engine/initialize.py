@@ -198,6 +198,8 @@ def _assemble(
     if record is not None:
         record.begin(_facts_of(state, settings))
         record.follow(engine)
+        if settings.ranks is not None:
+            settings.ranks.comm.counters.observer = record.recording
         engine.record = record
     if settings.make_scheduler is not None:
         engine.schedule_with(settings.make_scheduler(optimizer))

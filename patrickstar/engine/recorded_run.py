@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from patrickstar.engine.recording import Event, Recording
 from patrickstar.engine.run_folder import RunFolder
@@ -23,7 +22,7 @@ class RecordedRun:
     """Records one run; handed to what it watches.
 
     Args:
-        path: the run folder; ranks above 0 write into a folder of their own inside it.
+        path: the run folder.
         tiers: of the run, fastest first.
 
     Raises:
@@ -31,8 +30,7 @@ class RecordedRun:
     """
 
     def __init__(self, path: Path, tiers: Sequence[Tier]) -> None:
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        self._folder = RunFolder(path / f"rank{rank}" if rank else path)
+        self._folder = RunFolder(path)
         self._tiers = [(tier.name, tier.capacity) for tier in tiers]
         self.recording = Recording([name for name, _ in self._tiers], self)
 

@@ -1,9 +1,10 @@
 """What happened when, for those who want to see it.
 
 A `Recording` is handed to the memory manager and to the engine and hears from both: iterations and
-their segments, moments, transfers, waits, evictions with their reasons. It keeps the bytes in use
-of every tier by kind, and of the iterations it was asked for it keeps every event. What it notes
-are plain dicts that go to `Sink` as each iteration ends; nothing is written while one runs.
+their segments, moments, transfers, collectives, waits, evictions with their reasons. It keeps the
+bytes in use of every tier by kind, and of the iterations it was asked for it keeps every event.
+What it notes are plain dicts that go to `Sink` as each iteration ends; nothing is written while one
+runs.
 
 Times are seconds since the recording began, by `time.perf_counter`; tiers are named.
 """
@@ -11,6 +12,7 @@ Times are seconds since the recording began, by `time.perf_counter`; tiers are n
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,7 +22,7 @@ from patrickstar.memory.observer import Why
 from patrickstar.memory.trace import Use
 
 FIRST, EVERY, MOST = 6, 100, 20  # iterations whose events are kept: the first, then some, at most
-_MOST_PLANS = 8
+_MOST_PLANS, _LONGEST = 8, 80
 _KINDS = ("parameter", "master", "gradient", "construction")
 Event = dict[str, Any]
 
@@ -74,6 +76,7 @@ class Recording:
         self._chunks: dict[tuple[int, int], Chunk] = {}
         self._known: set[int] = set()
         self._plans: list[Plan] = []
+        self._collectives: deque[Event] = deque()
         self._moved: dict[str, int] = {}
         self._events: list[Event] | None = None
         self._segment: tuple[str, float] | None = None
@@ -88,6 +91,7 @@ class Recording:
         self._began = self._now()
         if self._is_recorded(self._step):
             self._events = []
+            self._collectives.clear()  # of the end of the step before
             number = None if plan is None else self._number(plan)
             self._note("iteration", step=self._step, planned=plan is not None, plan=number)
             for (id_, tier), chunk in self._chunks.items():
@@ -99,6 +103,8 @@ class Recording:
         """It is over: by an optimizer step, or without one."""
         if self._events is not None:
             self._note_memory()
+            while self._collectives:
+                self._note("collective", **self._collectives.popleft())
             self._note("end", step=self._step, complete=complete)
             self._sink.events(self._events)
             self._events = None
@@ -169,6 +175,14 @@ class Recording:
                 target=self._tiers[target],
                 bytes=chunk.nbytes,
                 **self._span(began, ended),
+            )
+
+    def collective(self, name: str, chunk: str, nbytes: int, began: float, ended: float) -> None:
+        """A collective ran; this comes from the thread that ran it (`CommObserver`)."""
+        if self._events is not None:
+            span = self._span(began, ended)
+            self._collectives.append(
+                {"name": name, "chunk": chunk[:_LONGEST], "bytes": nbytes, **span}
             )
 
     def mended(self, copies: Sequence[tuple[Chunk, int]]) -> None:

@@ -159,8 +159,17 @@ class Transfer(_Span):
     bytes: Bytes
 
 
+class Collective(_Span):
+    """Ranks exchanged the contents of a chunk."""
+
+    event: Literal["collective"]
+    name: Name
+    chunk: Name
+    bytes: Bytes
+
+
 class Wait(_Span):
-    """The processor stood still until a transfer ended."""
+    """The processor stood still until a transfer or a collective ended."""
 
     event: Literal["wait"]
 
@@ -188,13 +197,15 @@ Event = (
     | Memory
     | Moment
     | Transfer
+    | Collective
     | Wait
     | Update
     | Segment
 )
 EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 KNOWN = frozenset(
-    "iteration end chunk placed resident left memory moment transfer wait update segment".split()
+    "iteration end chunk placed resident left memory moment transfer collective wait update "
+    "segment".split()
 )
 
 

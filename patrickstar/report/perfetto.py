@@ -57,6 +57,12 @@ def trace_events(events: Iterable[Event], tiers: Iterable[str]) -> Iterator[Trac
             arguments = {"chunk": event.chunk, "bytes": event.bytes, **_about(event.chunk, chunks)}
             name = f"chunk {event.chunk}"
             yield _complete(name, _COPIES, thread, event.begin, event.end, arguments)
+        elif event.event == "collective":
+            arguments = {"bytes": event.bytes, "chunk": event.chunk}
+            thread, is_new = lanes.place("collectives", event.begin, event.end)
+            if is_new:
+                yield _named("thread_name", _COPIES, thread, "collectives")
+            yield _complete(event.name, _COPIES, thread, event.begin, event.end, arguments)
         elif event.event == "left" and event.tier in processes:
             arguments = {"why": event.why, **_about(event.chunk, chunks)}
             name = f"chunk {event.chunk} leaves"

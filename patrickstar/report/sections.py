@@ -102,10 +102,15 @@ def _timeline(run: Run) -> Section | None:
         text += (
             f"Chunks were copied for {duration(spent.copying)}, "
             f"{spent.beside / spent.copying:.0%} of it beside the computation; for "
-            f"{duration(spent.waiting)} the processor waited for a copy. "
+            f"{duration(spent.waiting)} the processor waited. "
         )
     else:
         text += "No chunk was copied. "
+    if spent.sending:
+        text += (
+            f"Collectives ran for {duration(spent.sending)}, "
+            f"{spent.sending_beside / spent.sending:.0%} of it beside the computation. "
+        )
     text += "Drag to zoom, double-click to see everything again."
     return Section("timeline", "Timeline", text, [("Timeline of a step", figure)])
 

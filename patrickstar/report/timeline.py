@@ -13,6 +13,7 @@ MOST = 3000  # bars of a row; nearer ones are drawn as one
 _PARTS = "compute"
 _WAITS = "waiting"
 _UPDATES = "updates"
+_COLLECTIVES = "collectives"
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,19 @@ class Overlap:
 
     Attributes:
         whole: between its begin and its end.
-        waiting: the processor stood still for a transfer.
+        waiting: the processor stood still for a transfer or a collective.
         copying: at least one transfer ran.
         beside: of `copying`, while nobody waited.
+        sending: at least one collective ran.
+        sending_beside: of `sending`, while nobody waited.
     """
 
     whole: float
     waiting: float
     copying: float
     beside: float
+    sending: float = 0.0
+    sending_beside: float = 0.0
 
 
 def rows(events: Sequence[Event], chunks: Mapping[int, tuple[str, int]]) -> dict[str, list[Span]]:
@@ -53,12 +58,13 @@ def rows(events: Sequence[Event], chunks: Mapping[int, tuple[str, int]]) -> dict
     segments: list[Span] = []
     waits: list[Span] = []
     updates: list[Span] = []
+    collectives: list[Span] = []
     ways: dict[str, list[Span]] = {}
     for event in events:
         if event.event == "segment":
             segments.append(_span(event.begin, event.end, start, event.kind, event.kind))
         elif event.event == "wait":
-            waits.append(_span(event.begin, event.end, start, "wait", "waits for a transfer"))
+            waits.append(_span(event.begin, event.end, start, "wait", "waits"))
         elif event.event == "update":
             what = f"update of chunk {event.chunk}"
             updates.append(_span(event.begin, event.end, start, "update", what))
@@ -69,7 +75,12 @@ def rows(events: Sequence[Event], chunks: Mapping[int, tuple[str, int]]) -> dict
             what = f"chunk {event.chunk} {kind}, {format_bytes(event.bytes)}{rate}"
             way = f"{event.source} → {event.target}"
             ways.setdefault(way, []).append(_span(event.begin, event.end, start, way, what))
+        elif event.event == "collective":
+            what = f"{event.name} of {event.chunk}, {format_bytes(event.bytes)}"
+            collectives.append(_span(event.begin, event.end, start, event.name, what))
     found = {_PARTS: segments, _UPDATES: updates, _WAITS: waits}
+    for number, lane in enumerate(_lanes(collectives)):
+        found[_COLLECTIVES + " " * number] = lane
     for way, spans in sorted(ways.items()):
         for number, lane in enumerate(_lanes(spans)):
             found[way + " " * number] = lane
@@ -82,9 +93,13 @@ def overlap(events: Sequence[Event]) -> Overlap:
         return Overlap(0, 0, 0, 0)
     waits = union((e.begin, e.end) for e in events if e.event == "wait")
     copies = union((e.begin, e.end) for e in events if e.event == "transfer")
-    both = length(copies) + length(waits) - length(union([*copies, *waits]))
+    sends = union((e.begin, e.end) for e in events if e.event == "collective")
     whole = events[-1].time - events[0].time
-    return Overlap(whole, length(waits), length(copies), length(copies) - both)
+    found = [whole, length(waits)]
+    for spans in (copies, sends):
+        alone = length(union([*spans, *waits])) - length(waits)
+        found += [length(spans), alone]
+    return Overlap(*found)
 
 
 def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import weakref
 
 import pytest
@@ -127,6 +128,28 @@ def test_a_collective_runs_after_its_inputs_and_before_what_waits_for_it(device,
     device.run(side)
     device.run(device.caller)
     assert device.ran[2:] == ["collective 1", "use the result"]
+
+
+def test_an_observer_is_told_when_a_collective_ran_and_on_what(device, lane, counters):
+    class Heard(list):
+        def collective(self, *what):
+            self.append(what)
+
+    counters.observer = heard = Heard()
+    before = time.perf_counter()
+    for seq in (1, 2):
+        submit(lane, device, seq)
+    after = time.perf_counter()
+    for stream in (device.caller, device.streams[1]):
+        device.run(stream)
+    lane.poll()
+    assert [what[:3] for what in heard] == [("all-gather", f"c{seq}", 16) for seq in (1, 2)]
+    ticks = 0.001 * device.clock  # the clock of the device goes up by a millisecond a step
+    for _, _, _, began, ended in heard:
+        assert before <= began <= ended <= after + ticks
+    assert sum(ended - began for _, _, _, began, ended in heard) == pytest.approx(
+        counters[Collective.ALL_GATHER].busy_seconds
+    )
 
 
 def test_one_side_stream_serves_all_collectives(device, lane):

@@ -13,6 +13,10 @@ import torch
 import patrickstar
 from patrickstar.engine.recording import EVERY, FIRST, Recording
 from patrickstar.models import GPT, preset
+from patrickstar.report import read_run, trace_events
+from patrickstar.report.timeline import overlap, rows
+from tests.engine import data_parallel
+from tests.engine.data_parallel import Case, config
 
 HOST = "10MiB"
 
@@ -178,3 +182,25 @@ def test_an_abandoned_iteration_is_noted_and_makes_no_step() -> None:
     recording.began_iteration(None)
     recording.ended_iteration(complete=False)
     assert (sink.steps, sink.noted) == (0, [1])
+
+
+def on_two_ranks(rank: int, size: int, folder: str) -> None:
+    case = Case(stage=3, memory={"host": "2MiB", "spool": True}, precision="bf16", steps=3)
+    found = config(case, folder)["patrickstar"]
+    recorded = {"patrickstar": {**found, "record": f"{folder}/run"}}
+    data_parallel.train(rank, size, case, config=recorded)
+
+
+def test_collectives_are_recorded_and_shown(ranks: Any, tmp_path: Path) -> None:
+    ranks.run(on_two_ranks, 2, str(tmp_path))
+    run = read_run(tmp_path / "run")
+    assert run.notices == []
+    collectives = [event for event in run.events if event.event == "collective"]
+    assert {event.name for event in collectives} == {"all-gather", "reduce-scatter"}
+    whole = run.events[0].time, run.events[-1].time
+    assert all(whole[0] <= e.begin < e.end <= whole[1] for e in collectives)
+    assert "collectives" in rows(run.events, run.chunks)
+    spent = overlap(run.events)
+    assert 0 < spent.sending_beside <= spent.sending < spent.whole
+    names = {e["name"] for e in trace_events(run.events, run.budgets) if e["ph"] == "X"}
+    assert "all-gather" in names
