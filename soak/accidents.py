@@ -30,6 +30,8 @@ from soak.watched import run_all
 
 LIMIT = 180.0  # seconds
 
+Accident = Callable[[Path, random.Random], str | None]
+
 
 class FailingOperator(TorchDispatchMode):
     """Raises at operator number `at`."""
@@ -65,8 +67,7 @@ def goes_on(
         elif engine.global_steps != step:
             return "an accident counted as a step"
         losses = [*losses[:step], one_step(engine, optimizer, batches[step])]
-        if step % 2:
-            engine.save_checkpoint(folder / "runs", "last")
+        engine.save_checkpoint(folder / "runs", "last")
     got = {"losses": losses, "weights": fingerprint(engine)}
     engine.close()
     return None if got == wanted else "losses or weights are not those of a run without accidents"
@@ -110,10 +111,10 @@ def error_in_user_code(folder: Path, draw: random.Random) -> str | None:
 
 
 def interrupt(folder: Path, draw: random.Random) -> str | None:
-    """Ctrl-C at a random time of a whole step; half of a step is repeated from a checkpoint."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C at a random time of a whole step, which is repeated from the last checkpoint."""
 
     def accident(engine: Any, optimizer: Any, batch: dict[str, Any], step: int) -> bool:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
             # Again and again: one that comes while an object dies is ignored by Python.
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.02), 0.1)
@@ -121,11 +122,11 @@ def interrupt(folder: Path, draw: random.Random) -> str | None:
             while True:
                 time.sleep(0.001)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
             signal.setitimer(signal.ITIMER_REAL, 0)
         after(engine, optimizer)
         return True  # the step may be over, or not
 
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
     return goes_on(folder, draw.choice(["fp32", "bf16"]), accident)
 
 
@@ -259,7 +260,7 @@ def nothing_installed(folder: Path, draw: random.Random) -> str | None:
     return None if done.stdout == "fine\n" else done.stderr[-400:]
 
 
-ACCIDENTS: dict[str, tuple[Callable[[Path, random.Random], str | None], int]] = {
+ACCIDENTS: dict[str, tuple[Accident, int]] = {
     "errors, no memory and interrupts at random operators": (error_in_user_code, 20),
     "Ctrl-C at random times of a step": (interrupt, 20),
     "clocks that jump": (clocks, 4),
@@ -287,7 +288,7 @@ def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
 
 
 def _job(
-    work: Callable[[Path, random.Random], str | None], seed: str, folder: Path, number: int
+    work: Accident, seed: str, folder: Path, number: int
 ) -> Callable[[Callable[[], None]], Any]:
     place = folder / f"{work.__name__}{number}"
     return lambda ready: work(place, random.Random(seed))

@@ -31,7 +31,7 @@ from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.reducing import GradientReducer
-from patrickstar.engine.refusal import with_margin
+from patrickstar.engine.refusal import to_build, with_margin
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.sharding import Sharding
 from patrickstar.engine.state import ModelState, StateSpecification
@@ -146,7 +146,10 @@ def _assemble(
     with _nursery(manager, home, settings, ahead, sharding) as nursery:
         if isinstance(provider, nn.Module):
             bring_in(provider, nursery)
-        module = build(provider, nursery)
+        try:
+            module = build(provider, nursery)
+        except BudgetError as error:
+            raise to_build(error) from error
         settings.precision.cast_buffers(module)
         if settings.device is not None:
             move_unmanaged(module, settings.device)
@@ -158,7 +161,10 @@ def _assemble(
         if settings.device is None and hidden:
             base += hidden
             manager.set_other(0, base)
-        state.move_in(nursery)
+        try:
+            state.move_in(nursery)
+        except BudgetError as error:
+            raise to_build(error) from error
         if settings.ranks is not None:
             take_first_ranks(dict([*module.named_buffers(), *state.unmanaged]), settings.ranks)
         for parameter in module.parameters():

@@ -132,6 +132,20 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
         raise _too_small(manager.tiers[lowest].name, budget, with_margin(need))
 
 
+def to_build(error: BudgetError) -> BudgetError:
+    """`error`, which came while the model was built, with room for what comes next.
+
+    What the updates and the batches need is known later, and refused by itself.
+    """
+    more = with_margin(error.smallest)
+    return BudgetError(
+        f"{error}. This is needed to build the model; try {format_bytes(more)} ({more} bytes)",
+        tier=error.tier,
+        budget=error.budget,
+        smallest=more,
+    )
+
+
 def with_margin(nbytes: int) -> int:
     """A budget of `nbytes`, with room for what no plan knows: norms, losses, small workspaces."""
     return nbytes + nbytes // 64 + _MARGIN
