@@ -14,6 +14,7 @@ _PARTS = "compute"
 _WAITS = "waiting"
 _UPDATES = "updates"
 _COLLECTIVES = "collectives"
+_AGAIN = "\u200b"  # ends the names of further rows of a way, and is not seen
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ def rows(events: Sequence[Event], chunks: Mapping[int, tuple[str, int]]) -> dict
             collectives.append(_span(event.begin, event.end, start, event.name, what))
     found = {_PARTS: segments, _UPDATES: updates, _WAITS: waits}
     for number, lane in enumerate(_lanes(collectives)):
-        found[_COLLECTIVES + " " * number] = lane
+        found[_COLLECTIVES + _AGAIN * number] = lane
     for way, spans in sorted(ways.items()):
         for number, lane in enumerate(_lanes(spans)):
-            found[way + " " * number] = lane
+            found[way + _AGAIN * number] = lane
     return {name: spans for name, spans in found.items() if spans}
 
 
@@ -142,12 +143,14 @@ def timeline_figure(
     found = rows(events, chunks)
     if not found:
         return None
-    names = {name: shown(name, 40) + name[len(name.rstrip()) :] for name in found}
+    names = {
+        name: shown(name.rstrip(_AGAIN), 40) + name[len(name.rstrip(_AGAIN)) :] for name in found
+    }
     colours: dict[str, str] = {}
     traces = []
     for name, spans in found.items():
         drawn = coalesced(spans)
-        way = name.rstrip()
+        way = name.rstrip(_AGAIN)
         if name not in (_PARTS, _WAITS, _UPDATES):
             colours.setdefault(way, WAYS[len(colours) % len(WAYS)])
         one = {_WAITS: BUDGET, _UPDATES: SEGMENTS["step"]}.get(name, colours.get(way, FAINT))
@@ -179,6 +182,7 @@ def timeline_figure(
         traces,
         90 + 34 * len(found),
         barmode="overlay",
+        uniformtext={"minsize": 9, "mode": "hide"},
         xaxis={"title": {"text": "seconds of the step"}},
         yaxis={
             "autorange": "reversed",
