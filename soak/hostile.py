@@ -24,6 +24,8 @@ from patrickstar.config import load_config
 from patrickstar.config.keys import TABLE
 from patrickstar.errors import CheckpointError, ConfigError
 from patrickstar.memory.sizes import parse_bytes
+from patrickstar.report.run import RunFolderError
+from soak import reports
 
 Inputs = st.SearchStrategy[Any]
 
@@ -162,7 +164,7 @@ def readers(folder: Path) -> list[Reader]:
     state = {"counters": {"global_steps": 3}, "client": GOOD_PLAIN, "rng": []}
     write_checkpoint(checkpoint, "it", sources, sources[:1], state)
     manifest = json.loads((checkpoint / "it" / NAME).read_text())
-    deepspeed = _deepspeed_folder(folder)
+    deepspeed, run = _deepspeed_folder(folder), reports.recorded(folder)
     error = (CheckpointError,)
     return [
         Reader("config", load_config, configs(), (ConfigError,), 20),
@@ -175,6 +177,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader(
             "DeepSpeed checkpoint", _deepspeed(deepspeed, folder), _pickles(deepspeed), error, 11
         ),
+        Reader("run folder and its page", reports.reading(run), _runs(run), (RunFolderError,), 6),
     ]
 
 
@@ -184,6 +187,11 @@ def _decode(value: Any) -> Any:
 
 def _read_header(given: tuple[bytes, int]) -> Any:
     return parse_header(given[0], given[1], "file")
+
+
+def _runs(run: Path) -> Inputs:
+    found: Inputs = reports.inputs(run, changed_bytes)
+    return found
 
 
 def _headers() -> Inputs:
