@@ -119,15 +119,17 @@ def length(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def coalesced(spans: Sequence[Span], most: int = MOST) -> list[Span]:
-    """At most about `most` spans: if there are more, those too near to be told apart are one."""
+    """At most about `most` spans: if there are more, those that are too near to be told apart, or
+    lie over each other, are one.
+    """
     ordered = sorted(spans, key=lambda span: span.begin)
     if len(ordered) <= most:
         return ordered
     nearest = (max(span.end for span in ordered) - ordered[0].begin) / most
     found: list[Span] = []
     for span in ordered:
-        last = found[-1] if found else None
-        if last is not None and last.kind == span.kind and span.end - last.begin <= nearest:
+        last = found[-1] if found and found[-1].kind == span.kind else None
+        if last is not None and (span.end - last.begin <= nearest or span.begin < last.end):
             count = last.count + span.count
             text = f"{count} together"
             found[-1] = replace(last, end=max(last.end, span.end), count=count, text=text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patrickstar.report import read_run
@@ -81,6 +81,7 @@ def test_the_union_of_spans_covers_what_they_cover_once(spans: list[tuple[int, i
 
 
 @given(spans=SPANS, most=st.integers(1, 10))
+@example(spans=[(n, n + 50) for n in range(9)], most=1)  # all over each other
 def test_coalesced_spans_cover_the_same_time_and_are_few(
     spans: list[tuple[int, int]], most: int
 ) -> None:
