@@ -37,6 +37,7 @@ PARTS = {
     "disks": 200,
     "damage": 400,
     "accidents": 300,
+    "stall": 3,
 }
 
 

@@ -17,6 +17,8 @@ import torch
 
 from patrickstar.errors import ChunkStateError, SpoolError
 from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, DiskTier, Lru, Spool, Use
+from patrickstar.memory.observer import Why
+from patrickstar.memory.planner import Action
 
 KIB = 1024
 
@@ -245,3 +247,42 @@ def test_nothing_is_left_on_disk_when_a_run_is_ended_by_a_signal(
         run.kill()
     assert run.returncode != 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arrived", [False, True], ids=["on its way", "arrived"])
+def test_a_planned_load_of_what_is_replaced_begins_while_another_chunk_is_waited_for(
+    manager: ChunkManager, monkeypatch: pytest.MonkeyPatch, arrived: bool
+) -> None:
+    replaced, read, *others = [make(manager, value) for value in range(6)]
+    manager.evict(replaced)
+    manager.evict(read)
+    with manager.use([Use(chunk.id, Access.UPDATE) for chunk in others[:3]]):
+        pass  # dirty: room has to be waited for
+    bring, begun = manager._mover.bring, []
+
+    def plan(_: Any) -> None:
+        manager._mover.schedule(Action("load", replaced.id, 0))
+
+    def wait_for_read(chunk: int, tier: int) -> None:
+        bring(chunk, tier)
+        if chunk == read.id:
+            for other in others:  # somebody makes room, as a plan does
+                if manager.ledger.is_valid(other.id, 0) and not manager._residency.is_moving(
+                    other.id
+                ):
+                    manager._mover.evict(other.id, 0, Why.ROOM)
+            manager._mover.pump()
+            begun.append(manager._residency.is_moving(replaced.id))
+            if arrived:
+                manager._mover.settle(replaced.id)
+
+    monkeypatch.setattr(manager, "_begin_moment", plan)
+    monkeypatch.setattr(manager._mover, "bring", wait_for_read)
+    with manager.use([Use(replaced.id, Access.OVERWRITE), Use(read.id, Access.READ)]):
+        monkeypatch.undo()
+        assert begun == [True] or manager.ledger.is_valid(replaced.id, 0)
+        manager.tensor(replaced).fill_(9)
+        assert manager.tensor(read).eq(1).all()
+    manager.settle()
+    assert not manager.ledger.is_valid(replaced.id, 1), "the disk has the old contents"
+    assert [value_of(manager, c) for c in (replaced, read, *others)] == [9, 1, 2, 3, 4, 5]
