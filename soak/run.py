@@ -29,14 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "soak" / "results"
 # The parts, and how many times each tries by default; what is counted is the part's to say.
 PARTS = {
-    "budgets": 240,
+    "budgets": 220,
     "kills": 100,
     "readers": 100_000,
     "engines": 50,
     "paths": 1000,
-    "disks": 200,
-    "damage": 400,
-    "accidents": 300,
+    "disks": 120,
+    "damage": 300,
+    "accidents": 220,
     "stall": 3,
 }
 

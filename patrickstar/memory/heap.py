@@ -15,6 +15,7 @@ import weakref
 from patrickstar.memory.arena import PAGE
 
 _SLACK = 64 << 20  # let pass before pages are given back, which costs some milliseconds
+_STEP = 16 << 20  # and beyond what was found in use, so that the two do not add up
 
 
 class ProcessHeap:
@@ -36,7 +37,7 @@ class ProcessHeap:
             return
         grown = self._resident() - self._start
         self._floor = min(self._floor, grown)  # what was in use once may be free by now
-        if grown > max(limit, self._floor) + _SLACK:
+        if grown > max(limit + _SLACK, self._floor + _STEP):
             self._trim(0)
             # What is still held is in use; do not try again before there is more.
             self._floor = self._resident() - self._start

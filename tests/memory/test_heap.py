@@ -58,6 +58,14 @@ def test_what_is_in_use_is_not_trimmed_again_and_again(heap: Watched) -> None:
     assert heap.trims == 2
 
 
+def test_what_is_in_use_beyond_the_limit_does_not_add_to_what_is_let_pass(heap: Watched) -> None:
+    heap.size = heap.in_use = 1070 * MIB
+    heap.keep_within(1000 * MIB)  # nothing to give back
+    heap.size = 1100 * MIB
+    heap.keep_within(1000 * MIB)
+    assert heap.size == 1070 * MIB
+
+
 def test_a_peak_of_long_ago_does_not_excuse_free_pages(heap: Watched) -> None:
     heap.size = heap.in_use = 3000 * MIB
     heap.keep_within(1000 * MIB)
