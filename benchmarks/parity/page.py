@@ -35,7 +35,7 @@ def _answer(answer: dict[str, Any]) -> Iterator[str]:
         head, [[row["name"], *_cells(key, row, keys, answer)] for key, row in rows.items()]
     )
     yield ""
-    yield "Moved: MiB between tiers a step, GPT in fp32."
+    yield "Moved: MiB between tiers a step, Llama in fp32."
     yield ""
     yield from _half(answer["fp16"])
     yield ""
@@ -55,7 +55,8 @@ def _cells(key: str, row: dict[str, Any], keys: list[str], answer: dict[str, Any
     drifts = [
         abs(found[k]["drift"]) for k in keys if k.endswith("bf16") and isinstance(found[k], dict)
     ]
-    moved = found[keys[0]]["moved"] if isinstance(found[keys[0]], dict) else 0
+    llama = found["Llama fp32"]
+    moved = llama["moved"] if isinstance(llama, dict) else 0
     if key == answer["reference"]:
         return ["—"] * (len(keys) + 2)
     return [
@@ -83,12 +84,13 @@ def _memory(memory: dict[str, Any]) -> Iterator[str]:
     yield f"**Memory** of {memory['model']} in bf16 with fp32 gradients: peak above the libraries."
     yield ""
     rows = memory["rows"]
-    first = next(iter(rows.values()))["losses"]
+    first = next(iter(rows.values()))
     cells = []
     for row in rows.values():
         if row["error"]:
             cells.append([row["name"], f"not measured ({row['error']})", ""])
             continue
-        same = "same bits" if row["losses"] == first else "differ"
+        same = "same bits" if row["losses"] == first["losses"] else "differ"
+        same = "—" if row is first else same
         cells.append([row["name"], f"{row['peak'] / 2**20:.0f}", same])
     yield from table(("", "peak, MiB", "losses"), cells)

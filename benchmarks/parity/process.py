@@ -75,7 +75,9 @@ def main() -> None:
         import deepspeed
 
         found["deepspeed"] = deepspeed.__version__
-    answer.write_text(json.dumps(found))
+    made = answer.with_suffix(".new")
+    made.write_text(json.dumps(found))
+    made.rename(answer)
     sys.stdout.flush()
     os._exit(0)  # DeepSpeed leaves threads behind
 

@@ -10,9 +10,11 @@ Differences and memory do not depend on what else the machine does, so nothing h
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -61,13 +63,13 @@ ROWS = (
     ),
     Row("patrickstar", "PatrickStar, everything in memory", "patrickstar"),
     Row(
-        "patrickstar-4",
-        "PatrickStar, host 4 MiB + disk",
+        "patrickstar-35",
+        "PatrickStar, host 3.5 MiB + disk",
         "patrickstar",
-        {"memory": {"host": "4MiB"}},
+        {"memory": {"host": "3.5MiB"}},
     ),
     Row(
-        "patrickstar-3",
+        "patrickstar-33",
         "PatrickStar, host 3.3 MiB + disk",
         "patrickstar",
         {"memory": {"host": "3380KiB"}},
@@ -92,13 +94,14 @@ MEMORY = (
 
 
 def run(row: Row, runs: list[list[str]], steps: int, given: argparse.Namespace) -> dict[str, Any]:
-    """What the process of `row` answers; without an answer, `error` says why."""
+    """What the process of `row` answers, or answered before; without an answer, why."""
     python = given.deepspeed_python if row.system in ("deepspeed", "half-plain") else sys.executable
     job = {"system": row.system, "options": row.options, "disk": given.disk, "steps": steps}
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        command = [python, "-m", "benchmarks.parity.process"]
-        command += [json.dumps({**job, "runs": runs}), str(answer)]
+    text = json.dumps({**job, "runs": runs})
+    answer = answers_folder(given) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    if not answer.exists():
+        answer.parent.mkdir(exist_ok=True)
+        command = [python, "-m", "benchmarks.parity.process", text, str(answer)]
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -108,15 +111,20 @@ def run(row: Row, runs: list[list[str]], steps: int, given: argparse.Namespace) 
         }
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=1200, env=environment
+                command, capture_output=True, text=True, timeout=1800, env=environment
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return {"error": str(error)[:300]}
-        if answer.exists():
-            found: dict[str, Any] = json.loads(answer.read_text())
-            return found
-        lines = done.stderr.strip().splitlines()
-        return {"error": lines[-1][:300] if lines else f"ended with status {done.returncode}"}
+        if not answer.exists():
+            lines = done.stderr.strip().splitlines()
+            return {"error": lines[-1][:300] if lines else f"ended with status {done.returncode}"}
+    found: dict[str, Any] = json.loads(answer.read_text())
+    return found
+
+
+def answers_folder(given: argparse.Namespace) -> Path:
+    """Where answers wait until all are there, so that an interrupted table goes on."""
+    return Path(given.disk) / "parity-answers"
 
 
 def free_port() -> int:
@@ -177,22 +185,24 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         print(f"{row.key}: {found.get('error', 'done')}", flush=True)
         return found
 
-    with ThreadPoolExecutor(given.jobs) as pool:
-        half = pool.submit(fp16, given)
-        answers = dict(zip((r.key for r in ROWS), pool.map(answer_of, ROWS), strict=True))
-        scales = half.result()
-    memory = {}
-    for row in MEMORY:
+    def memory_of(row: Row) -> dict[str, Any]:
         answer = run(row, [[LARGER, "bf16"]], LARGER_STEPS, given)
         one = answer.get(f"{LARGER} bf16")
         good = isinstance(one, dict)
-        memory[row.key] = {
+        return {
             "name": row.name,
             "error": None if good else str(one or answer.get("error")),
             "peak": answer.get("peak"),
             "losses": one["losses"] if isinstance(one, dict) else None,
         }
-        print(f"memory of {row.key}: {memory[row.key]['error'] or 'done'}", flush=True)
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        rows, larger = pool.map(answer_of, ROWS), pool.map(memory_of, MEMORY)
+        half = pool.submit(fp16, given)
+        answers = dict(zip((row.key for row in ROWS), rows, strict=True))
+        memory = dict(zip((row.key for row in MEMORY), larger, strict=True))
+        scales = half.result()
+    shutil.rmtree(answers_folder(given), ignore_errors=True)
     reference = answers[REFERENCE]
     return {
         "steps": STEPS,
