@@ -137,7 +137,10 @@ def chunk_map_figure(
         traces,
         height,
         barmode="overlay",
-        xaxis={"title": {"text": "seconds of the step"}},
+        xaxis={
+            "title": {"text": "seconds of the step"},
+            "range": [0, max(1e-6, *(stay.end for stay in found))],
+        },
         yaxis={
             "type": "category",
             "categoryorder": "array",

@@ -31,7 +31,7 @@
     return made;
   }
 
-  const config = { responsive: true, displaylogo: false, displayModeBar: "hover",
+  const config = { responsive: true, displaylogo: false, displayModeBar: "hover", doubleClick: "reset",
                    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
   function draw() {

@@ -19,13 +19,24 @@ _AGAIN = "\u200b"  # ends the names of further rows of a way, and is not seen
 
 @dataclass(frozen=True)
 class Span:
-    """From `begin` to `end`, in seconds of the step."""
+    """From `begin` to `end`, in seconds of the step.
+
+    Attributes:
+        count: how many spans it stands for.
+        gaps: seconds of it that are between them.
+    """
 
     begin: float
     end: float
     kind: str = ""
     text: str = ""
     count: int = 1
+    gaps: float = 0.0
+
+    @property
+    def filled(self) -> float:
+        """The share of it that is no gap."""
+        return 1 - self.gaps / (self.end - self.begin) if self.end > self.begin else 1.0
 
 
 @dataclass(frozen=True)
@@ -131,8 +142,14 @@ def coalesced(spans: Sequence[Span], most: int = MOST) -> list[Span]:
         last = found[-1] if found and found[-1].kind == span.kind else None
         if last is not None and (span.end - last.begin <= nearest or span.begin < last.end):
             count = last.count + span.count
-            text = f"{count} together"
-            found[-1] = replace(last, end=max(last.end, span.end), count=count, text=text)
+            merged = replace(
+                last,
+                end=max(last.end, span.end),
+                count=count,
+                gaps=last.gaps + max(span.begin - last.end, 0.0),
+            )
+            text = f"{count} together, {merged.filled:.0%} of the time"
+            found[-1] = replace(merged, text=text)
         else:
             found.append(span)
     return found
@@ -148,6 +165,7 @@ def timeline_figure(
     names = {
         name: shown(name.rstrip(_AGAIN), 40) + name[len(name.rstrip(_AGAIN)) :] for name in found
     }
+    end = max(1e-6, *(span.end for spans in found.values() for span in spans))
     colours: dict[str, str] = {}
     traces = []
     for name, spans in found.items():
@@ -165,7 +183,11 @@ def timeline_figure(
                 "x": [max(span.end - span.begin, 1e-6) for span in drawn],
                 "y": [names[name]] * len(drawn),
                 "width": 0.82,
-                "marker": {"color": colour, "line": {"width": 0}},
+                "marker": {
+                    "color": colour,
+                    "opacity": [round(max(span.filled, 0.1), 2) for span in drawn],
+                    "line": {"width": 0},
+                },
                 "customdata": [
                     [shown(s.text), round((s.end - s.begin) * 1e3, 3), s.begin, s.end]
                     for s in drawn
@@ -185,7 +207,7 @@ def timeline_figure(
         90 + 34 * len(found),
         barmode="overlay",
         uniformtext={"minsize": 9, "mode": "hide"},
-        xaxis={"title": {"text": "seconds of the step"}},
+        xaxis={"title": {"text": "seconds of the step"}, "range": [0, end]},
         yaxis={
             "autorange": "reversed",
             "type": "category",

@@ -97,10 +97,14 @@ def test_pointing_at_the_end_of_a_stay_tells_why_a_chunk_left(opened: Any) -> No
     assert "left: " in shown and "chunk" in shown
 
 
-def test_dragging_zooms_and_a_double_click_shows_everything_again(opened: Any) -> None:
-    plot = opened.locator("#timeline .plot")
+@pytest.mark.parametrize("section", ["timeline", "curves"])
+def test_dragging_zooms_and_a_double_click_shows_everything_again(
+    opened: Any, section: str
+) -> None:
+    plot = opened.locator(f"#{section} .plot").first
     plot.scroll_into_view_if_needed()
-    limits = "() => document.querySelector('#timeline .plot').layout.xaxis.range.slice()"
+    axis = f"document.querySelector('#{section} .plot').layout.xaxis"
+    limits = f"() => {axis}.range.slice()"
     whole = opened.evaluate(limits)
     box = plot.locator(".nsewdrag").first.bounding_box()
     y = box["y"] + box["height"] / 2
@@ -109,14 +113,13 @@ def test_dragging_zooms_and_a_double_click_shows_everything_again(opened: Any) -
     opened.mouse.move(box["x"] + box["width"] * 0.6, y, steps=5)
     opened.mouse.up()
     opened.wait_for_function(
-        "whole => { const r = document.querySelector('#timeline .plot').layout.xaxis.range;"
-        " return r[1] - r[0] < (whole[1] - whole[0]) / 3; }",
+        f"whole => {{ const r = {axis}.range; return r[1] - r[0] < (whole[1] - whole[0]) / 3; }}",
         arg=whole,
         timeout=10_000,
     )
     plot.locator(".nsewdrag").first.dblclick()
     opened.wait_for_function(
-        "whole => { const r = document.querySelector('#timeline .plot').layout.xaxis.range;"
+        f"whole => {{ const r = {axis}.range;"
         " return Math.abs((r[1] - r[0]) / (whole[1] - whole[0]) - 1) < 0.01; }",
         arg=whole,
         timeout=10_000,

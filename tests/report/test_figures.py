@@ -87,6 +87,9 @@ def test_coalesced_spans_cover_the_same_time_and_are_few(
 ) -> None:
     few = coalesced([Span(*span) for span in spans], most)
     assert sum(span.count for span in few) == len(spans)
+    assert all(0 <= span.filled <= 1 for span in few)
+    filled = sum((span.end - span.begin) * span.filled for span in few)
+    assert filled == pytest.approx(length(union(spans)), abs=1e-6) or len(few) == len(spans)
     assert len(few) <= max(2 * most + 1, most)
     covered = union((span.begin, span.end) for span in few)
     assert length(union([*covered, *spans])) == length(covered)
