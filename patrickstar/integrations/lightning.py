@@ -19,9 +19,8 @@ that, the weights are gathered in memory.
 from __future__ import annotations
 
 import os
-import shutil
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from patrickstar.engine.engine import Engine
 from patrickstar.engine.from_config import settings_from
 from patrickstar.engine.zero_init import Init
 from patrickstar.errors import ConfigError
+from patrickstar.integrations.replacing import recover, replacing
 from patrickstar.integrations.settings import Config, merged, read_config
 
 _ENGINE, _LIGHTNING = "patrickstar", "lightning.ckpt"  # the two parts of a checkpoint's folder
@@ -266,7 +266,7 @@ class PatrickStarStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 checkpoint["state_dict"] = self.engine.state_dict()
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        with _replacing(Path(filepath)) as folder:
+        with replacing(Path(filepath)) as folder:
             self.engine.save_checkpoint(folder, tag=_ENGINE, save_latest=False)
             file = folder / _LIGHTNING
             self.checkpoint_io.save_checkpoint(checkpoint, file, storage_options=storage_options)
@@ -276,6 +276,7 @@ class PatrickStarStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """What Lightning keeps of a checkpoint; the engine takes its part."""
         folder = Path(checkpoint_path)
+        recover(folder)
         self._is_ordinary = not (folder / _LIGHTNING).is_file()
         if self._is_ordinary:
             ordinary: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
@@ -310,31 +311,6 @@ class PatrickStarStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         strategy_registry.register(cls.strategy_name, cls, override=True, description=cls.__name__)
-
-
-@contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """A folder to write, which takes the place of `target` when it is complete."""
-    beside = target.with_name(f".{target.name}.new")
-    before = target.with_name(f".{target.name}.old")
-    for left in (beside, before):
-        _remove(left)
-    beside.mkdir(parents=True)
-    try:
-        yield beside
-        if target.exists() or target.is_symlink():
-            target.replace(before)
-        beside.replace(target)
-        _remove(before)
-    finally:
-        _remove(beside)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 PatrickStarStrategy.register_strategies(StrategyRegistry)
