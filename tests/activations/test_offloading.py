@@ -35,6 +35,14 @@ def offloaded(
         offload.close()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def warm_exp() -> None:
+    """The first exp of a process was seen to round otherwise, in plain PyTorch; see experiments."""
+    values = torch.randn(64, 64)
+    for _ in range(2):
+        values.exp(), values.t().exp()
+
+
 def in_use(offload: ActivationOffloading) -> int:
     """Bytes that are put away now, wherever they are."""
     gc.collect()
@@ -87,9 +95,9 @@ class Convolutions(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         hidden = F.relu(self.norm(self.first(images)), inplace=True)
         hidden = F.dropout(F.max_pool2d(hidden, 2), 0.3)
-        turned = hidden.transpose(1, 3).exp()
+        turned = hidden.transpose(1, 3).pow(3)
         one, two = (turned * turned.flip(2)).chunk(2, dim=1)
-        joined = torch.cat([one.tanh(), two.sigmoid()], dim=1)
+        joined = torch.cat([F.hardtanh(one), two / (1 + two)], dim=1)
         return F.cross_entropy(self.last(joined.flatten(1)), torch.arange(len(images)) % 5)
 
 
