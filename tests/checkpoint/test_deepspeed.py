@@ -22,9 +22,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patrickstar.checkpoint import open_checkpoint
+from patrickstar.checkpoint import deepspeed, open_checkpoint
 from patrickstar.checkpoint.deepspeed import import_checkpoint
-from patrickstar.checkpoint.pickled import TorchFile, check_opcodes
+from patrickstar.checkpoint.pickled import PickledTensor, TorchFile, check_opcodes
 from patrickstar.checkpoint.zero_layout import ranges_of_flat_groups, ranges_of_parts
 from patrickstar.errors import CheckpointError
 
@@ -55,6 +55,26 @@ def test_masters_and_moments_are_those_that_deepspeed_has(kind: str, tmp_path: P
         assert found.weights["frozen.weight"].shape == (5, 5)
         assert found.weights.read("frozen.weight").abs().sum() > 0
         assert int(found.weights.read("seen")) == 3
+
+
+def test_tensors_pass_through_memory_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed, "_BLOCK", 7)
+    read: list[int] = []
+    original = PickledTensor.read
+
+    def counted(self: PickledTensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        found = original(self, start, stop)
+        read.append(found.numel())
+        return found
+
+    monkeypatch.setattr(PickledTensor, "read", counted)
+    import_checkpoint(STORED / "zero3-offload-fp32", tmp_path)
+    assert max(read) == 7
+    expected = safetensors.torch.load_file(STORED / "zero3-offload-fp32" / "expected.safetensors")
+    with open_checkpoint(tmp_path) as found:
+        assert all(torch.equal(found.optimizer.read(name), v) for name, v in expected.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
