@@ -75,10 +75,13 @@ class ChunkHome:
         """`parameter.data = data`: the contents go to the parameter's place in its chunk.
 
         Data of another shape or dtype needs a new place, which there is while the model is built.
+        So does data of other strides (`to(memory_format=torch.channels_last)`), since kernels are
+        chosen by them and round differently; later the strides stay what they are.
         """
         with torch._C.DisableTorchFunctionSubclass():
             fits = data.shape == parameter.shape and data.dtype == parameter.dtype
-        if fits:
+            same_strides = data.stride() == parameter.stride()
+        if fits and (same_strides or self.move_to_new_data is None):
             with self.use([parameter], writes=[parameter]):
                 with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                     parameter.detach().copy_(data)

@@ -117,7 +117,14 @@ def _dispatch(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
             return func(*args, **kwargs)
     home: Home = managed[0]._home
     with home.use(managed, writes=writes), _PLAIN():
+        before = [tensor._version for tensor in managed]
         result = func(*args, **kwargs)
+        # Not every write has a name that says so: an embedding with `max_norm` scales its rows.
+        changed = [t for t, old in zip(managed, before, strict=True) if t._version != old]
+        unsaid = [t for t in changed if not any(t is written for written in writes)]
+        if unsaid:
+            with home.use(unsaid, writes=unsaid):
+                pass
         return _marked(result, home)
 
 

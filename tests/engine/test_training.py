@@ -214,6 +214,32 @@ class Buffers(nn.Module):
         return self.out(h.flatten(1)).square().mean()
 
 
+class Renormed(nn.Module):
+    """A forward that writes into weights: `max_norm` scales rows that are too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(256, 32, max_norm=1.0)
+        self.layers = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.table((x.abs() * 60).long().clamp(max=255))
+        return self.layers(rows).square().mean()
+
+
+class ChannelsLast(nn.Module):
+    """Weights of other strides, for which other kernels are chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=4)
+        ).to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x.view(-1, 1, 8, 8)).square().mean()
+
+
 class Recomputed(nn.Module):
     def __init__(self, use_reentrant: bool, frozen: bool = False) -> None:
         super().__init__()
@@ -237,6 +263,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "elsewhere": (Elsewhere, (8, 64)),
     "unused": (Unused, (8, 64)),
     "buffers": (Buffers, (6, 64)),
+    "max_norm": (Renormed, (8, 8)),
+    "channels last": (ChannelsLast, (4, 64)),
     "reentrant": (lambda: Recomputed(True), (8, 64)),
     "non-reentrant": (lambda: Recomputed(False), (8, 64)),
     "reentrant, frozen": (lambda: Recomputed(True, frozen=True), (8, 64)),
