@@ -221,6 +221,11 @@ def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn
     """
     if isinstance(provider, nn.Module):
         module = provider
+    elif not callable(provider):
+        raise ConfigError(
+            f"model_provider is {provider!r}; pass a callable that builds and returns the model, "
+            "or the model itself"
+        )
     else:
         with into(nursery):
             module = provider()

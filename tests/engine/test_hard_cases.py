@@ -65,6 +65,22 @@ def assert_same_weights(engine: Engine, module: nn.Module) -> None:
         assert torch.equal(weight, weights[name]), name
 
 
+def test_a_provider_that_cannot_be_called_is_refused_with_its_value() -> None:
+    with pytest.raises(ConfigError, match=r"model_provider is 5; pass a callable"):
+        make_engine(5, settings())  # type: ignore[arg-type]
+
+
+def test_an_evaluation_in_inference_mode_changes_nothing(tmp_path: Path) -> None:
+    engine, _ = managed(tmp_path)
+    module, _ = ordinary()
+    (batch,) = batches(1)
+    with torch.inference_mode():
+        assert torch.equal(engine(**batch), module(**batch))
+        assert torch.equal(engine.layers[0].weight[1:], module.layers[0].weight[1:])
+    assert_same_weights(engine, module)
+    engine.close()
+
+
 def test_a_loss_with_a_gradient_in_it_trains_as_in_an_ordinary_loop(tmp_path: Path) -> None:
     plain = run_plain(GradientPenalty, batches(4))
     how = settings(host=4 * BUDGET, disk=tmp_path, chunk=CHUNK)
