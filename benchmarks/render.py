@@ -286,11 +286,40 @@ def overheads(result: Result) -> Iterator[str]:
         yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
 
 
+def network(result: Result) -> Iterator[str]:
+    """What of the communication a computation hides."""
+    rows = []
+    for answer, why in parts_of(result):
+        if answer is None:
+            yield f"{NOT_MEASURED} ({why})"
+            yield ""
+            continue
+        rows += [
+            [
+                answer["rate"],
+                str(run["stage"]),
+                "beside computing" if run["overlap"] else "waited for",
+                f"{run['step_s']:.3f}",
+                f"{run['busy_s']:.3f}",
+                f"{run['waited_s']:.3f}",
+                f"{max(0.0, 1 - run['waited_s'] / run['busy_s']):.0%}",
+            ]
+            for run in answer["runs"]
+        ]
+    heads = ("link", "stage", "communication", "step (s)", "sending (s)", "waiting (s)", "hidden")
+    yield from table(heads, rows)
+    used = [part["process"]["others_cpu"] for part in result["parts"] if "process" in part]
+    if used:
+        yield ""
+        yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
+
+
 RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "training": training,
     "policy": policy,
     "overheads": overheads,
     "parity": parity,
+    "network": network,
 }
 
 

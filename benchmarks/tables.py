@@ -127,6 +127,7 @@ class Script:
 SCRIPTS = {
     "parity": Script("parity", "benchmarks.parity.table", ((),), opponent=True),
     "overheads": Script("overheads", "benchmarks.overheads", ((),)),
+    "network": Script("network", "benchmarks.network", (("--rate", "1gbit"), ("--rate", "4gbit"))),
     "policy": Script(
         "policy",
         "benchmarks.policies",

@@ -29,6 +29,9 @@ class ZeroOptimization(Section):
         "what is sharded over ranks: 0 nothing, 1 optimizer states, 2 and gradients, "
         "3 and parameters",
     )
+    overlap_comm: Bool | None = honoured(
+        None, "gather and reduce chunks beside the computation; null is true"
+    )
     offload_param: Offload | None = honoured(None, "parameters may leave the device")
     offload_optimizer: Offload | None = honoured(None, "optimizer states may leave the device")
 

@@ -25,20 +25,13 @@ def _stage3(name: str, kind: Any, default: Any, meaning: str, because: str) -> t
     )
 
 
-_ALL = (
+_ALL: tuple[tuple[str, Any, Any, str, str], ...] = (
     ("contiguous_gradients", Bool, True, "copy gradients into one buffer", "chunks are one buffer"),
     ("reduce_scatter", Bool, True, "reduce-scatter instead of all-reduce", _CHUNK),
     ("reduce_bucket_size", Int, 500_000_000, "elements reduced at a time", _CHUNK),
     ("use_multi_rank_bucket_allreduce", Bool, True, "all-reduce buckets of all ranks", _CHUNK),
     ("allgather_partitions", Bool, True, "all-gather instead of broadcasts", _CHUNK),
     ("allgather_bucket_size", Int, 500_000_000, "elements gathered at a time", _CHUNK),
-    (
-        "overlap_comm",
-        Bool,
-        None,
-        "reduce during the backward",
-        "communication is always overlapped",
-    ),
     ("compute_grad_norm", Bool, True, "keep the global gradient norm", "the norm is always there"),
     (
         "load_from_fp32_weights",

@@ -27,10 +27,14 @@ class _Running:
 
 
 class InFlight:
-    """At most one collective on chunks of `manager`."""
+    """At most one collective on chunks of `manager`.
 
-    def __init__(self, manager: ChunkManager) -> None:
-        self._manager = manager
+    Args:
+        overlap: without it, each is waited for at once.
+    """
+
+    def __init__(self, manager: ChunkManager, *, overlap: bool) -> None:
+        self._manager, self._overlap = manager, overlap
         self._running: _Running | None = None
 
     @property
@@ -61,6 +65,8 @@ class InFlight:
         except BaseException:
             lease.__exit__(None, None, None)
             raise
+        if not self._overlap:
+            self.finish()
 
     def finish(self) -> None:
         """Wait for what is running, if anything is.

@@ -79,6 +79,7 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         config.zero_optimization.stage,
         None if name is None else DTYPES[name],
         None if predivide == 1.0 else predivide,
+        config.zero_optimization.overlap_comm is not False,
     )
     host, disk = settings.host_budget, settings.disk
     if disk is not None and disk[1] is not None:

@@ -29,6 +29,7 @@ class Ranks:
         stage: of ZeRO, 0 to 3.
         dtype: that gradients travel in; None for their own.
         predivide: what gradients are divided by before they travel; the rest follows after.
+        overlap: whether chunks travel beside the computation.
     """
 
     comm: Communicator
@@ -36,6 +37,7 @@ class Ranks:
     stage: int
     dtype: torch.dtype | None = None
     predivide: float | None = None
+    overlap: bool = True
 
     @property
     def size(self) -> int:

@@ -42,7 +42,7 @@ class GradientReducer:
         self._order = sorted(trained, key=lambda a: a.slots[0].index, reverse=True)
         self._turn: int | None = None  # of the order, in a backward
         self._come: set[int] = set()  # the parameters whose gradient has come in this backward
-        self._in_flight = InFlight(self._manager)
+        self._in_flight = InFlight(self._manager, overlap=ranks.overlap)
         self.enabled = True
 
     def begin(self) -> None:

@@ -20,7 +20,7 @@ class Refresher:
 
     def __init__(self, manager: ChunkManager, ranks: Ranks) -> None:
         self._manager, self._ranks = manager, ranks
-        self._in_flight = InFlight(manager)
+        self._in_flight = InFlight(manager, overlap=ranks.overlap)
 
     def start(self, aligned: AlignedChunks) -> None:
         """This rank's part of the parameters is new; begin to bring the rest."""

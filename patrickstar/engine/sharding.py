@@ -61,7 +61,7 @@ class Sharding:
         self._halves: dict[int, Halves] = {}
         self._gathered: dict[int, int] = {}  # versions at that time; least recently used first
         self._order = GatherOrder()
-        self._ahead = InFlight(manager)
+        self._ahead = InFlight(manager, overlap=True)
 
     def shard(self, full: Chunk, name: str, *, from_first: bool = False) -> None:
         """Keep `full` in shards from now on; what it holds is `spread`, or it starts with zeros.
@@ -93,7 +93,7 @@ class Sharding:
     @property
     def spare(self) -> int:
         """Bytes that gathering ahead takes on the compute tier."""
-        if not self.ranks.shards_parameters:
+        if not self._foresees:
             return 0
         sizes = [
             half.full.nbytes + 2 * half.own.nbytes
@@ -104,7 +104,7 @@ class Sharding:
 
     def begin(self, key: Hashable) -> tuple[Hashable, bool]:
         """An iteration begins. Returns the key of its plan, and whether chunks come ahead in it."""
-        foreseen = self.ranks.shards_parameters and self._order.begin(key)
+        foreseen = self._foresees and self._order.begin(key)
         return (("gathered ahead", key), True) if foreseen else (key, False)
 
     def end(self, *, complete: bool) -> None:
@@ -166,6 +166,10 @@ class Sharding:
         return {chunk for chunk in list(self._gathered) if self._give_up(chunk)}
 
     # Inside
+
+    @property
+    def _foresees(self) -> bool:
+        return self.ranks.shards_parameters and self.ranks.overlap
 
     def _gathering(self, halves: Halves) -> Callable[[], None]:
         def gather() -> None:

@@ -28,13 +28,13 @@ def silently(config: dict[str, Any]) -> Config:
 def test_all_keys_without_effect_are_told_in_one_warning() -> None:
     config = {
         "dump_state": True,
-        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8},
+        "zero_optimization": {"stage": 2, "contiguous_gradients": True, "reduce_bucket_size": 5e8},
     }
     with pytest.warns(ConfigWarning) as caught:
         load_config(config)
     assert len(caught) == 1
     text = str(caught[0].message)
-    for path in ("dump_state", "zero_optimization.overlap_comm"):
+    for path in ("dump_state", "zero_optimization.contiguous_gradients"):
         assert text.count(path) == 1
     assert caught[0].filename == __file__
 

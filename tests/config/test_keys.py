@@ -85,12 +85,12 @@ def test_every_key_has_a_meaning_of_one_line() -> None:
 def test_all_remarks_are_one_warning_and_a_clean_config_has_none() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        load_config({"dump_state": True, "zero_optimization": {"overlap_comm": True}})
+        load_config({"dump_state": True, "zero_optimization": {"contiguous_gradients": True}})
         load_config({"train_batch_size": 8, "bf16": {"enabled": True}})
     [warning] = caught
     assert warning.category is ConfigWarning
     assert "dump_state: " in str(warning.message)
-    assert "zero_optimization.overlap_comm: " in str(warning.message)
+    assert "zero_optimization.contiguous_gradients: " in str(warning.message)
 
 
 def test_what_deepspeeds_default_asks_for_is_no_reason_to_warn() -> None:
@@ -177,7 +177,7 @@ def test_a_template_for_the_hugging_face_trainer_loads_as_it_is() -> None:
         "train_micro_batch_size_per_gpu": "auto",
         "wall_clock_breakdown": False,
     }
-    with pytest.warns(ConfigWarning, match=r"zero_optimization\.overlap_comm"):
+    with pytest.warns(ConfigWarning, match=r"zero_optimization\.contiguous_gradients"):
         config = load_config(template)
     assert config.optimizer is not None
     assert config.optimizer.params == {}

@@ -121,7 +121,7 @@ def test_true_is_the_old_way_to_ask_for_stage_1() -> None:
 @pytest.mark.parametrize(
     "key, value",
     [
-        ("overlap_comm", True),
+        ("contiguous_gradients", True),
         ("reduce_bucket_size", 1e8),
         ("sub_group_size", 1e8),
         ("stage3_max_live_parameters", 0),
