@@ -1,4 +1,4 @@
-"""Hugging Face models, unmodified, train to the same bits as in an ordinary loop."""
+"""A GPT, and Hugging Face models, unmodified, train to the same bits as in an ordinary loop."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from patrickstar.memory import Fifo, Lru
+from patrickstar.models import GPT, GPTConfig
 
-from .training import Outcome, run_engine, run_plain, settings, smallest_budget
+from .training import run_engine, run_plain, settings, smallest_budget
 
 transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
 
@@ -105,7 +107,20 @@ def vit_batch(seed: int) -> dict[str, Any]:
     }
 
 
+def gpt(checkpointing: Any = None) -> GPT:
+    shape = GPTConfig(
+        vocabulary=64, positions=32, layers=3, width=32, heads=2, checkpointing=checkpointing
+    )
+    return GPT(shape)
+
+
+def gpt_batch(seed: int) -> dict[str, Any]:
+    ids = tokens(seed)
+    return {"tokens": ids, "targets": ids.roll(-1, 1)}
+
+
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[int], dict[str, Any]]]] = {
+    "gpt": (gpt, gpt_batch),
     "gpt2": (gpt2, causal),
     "llama": (llama, causal),
     "mixtral": (mixtral, causal),
@@ -115,14 +130,17 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[int], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
-    name: str, checkpointing: str | None, tmp_path: Path
-) -> None:
+CHECKPOINTING = [None, "reentrant", "non-reentrant"]
+
+
+def checkpointed(
+    name: str, checkpointing: str | None
+) -> tuple[Callable[[], Any], list[dict[str, Any]]]:
     make, batch = MODELS[name]
 
     def provider() -> Any:
+        if name == "gpt":
+            return gpt(checkpointing)
         model = make()
         if checkpointing is not None:
             reentrant = checkpointing == "reentrant"
@@ -133,7 +151,15 @@ def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
                 model.enable_input_require_grads()
         return model
 
-    batches = [batch(seed) for seed in range(STEPS)]
+    return provider, [batch(seed) for seed in range(STEPS)]
+
+
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
+    name: str, checkpointing: str | None, tmp_path: Path
+) -> None:
+    provider, batches = checkpointed(name, checkpointing)
     expected = run_plain(provider, batches)
     run_engine(provider, batches, settings()).assert_same(expected)
     chunk = 4096
@@ -152,5 +178,28 @@ def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
         run_engine(provider, batches, how).assert_same(expected)
 
 
-def _losses(outcome: Outcome) -> list[float]:
-    return outcome.losses
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["planned", "lru", "fifo"])
+@pytest.mark.parametrize("how", ["fp32", "bf16", "bf16, clipped"])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_too_are_the_same_at_every_budget_for_every_policy(
+    name: str, checkpointing: str | None, how: str, policy: str, tmp_path: Path
+) -> None:
+    provider, batches = checkpointed(name, checkpointing)
+    numbers: dict[str, Any] = {
+        "precision": how[:4],
+        "clipping": 0.05 if "clipped" in how else 0.0,
+    }
+    fixed: dict[str, Any] = {**numbers, "chunk": 4096, "plan": policy == "planned"}
+    if policy != "planned":
+        fixed["policy"] = Lru() if policy == "lru" else Fifo()
+    if numbers["precision"] == "bf16":
+        batches = [tree_map_only(torch.FloatTensor, torch.Tensor.bfloat16, b) for b in batches]
+    expected = run_plain(provider, batches, **numbers)
+    smallest = smallest_budget(provider, batches, tmp_path, **fixed)
+    for factor in (1.0, 1.15, 1.4, 2.0, 3.0, None):
+        host = None if factor is None else int(smallest * factor)
+        run_engine(provider, batches, settings(host=host, disk=tmp_path, **fixed)).assert_same(
+            expected
+        )
