@@ -133,9 +133,10 @@ def initialize(
         engine.schedule_with(made)
     if training_data is not None:
         sampler: Any = None
-        if engine.ranks is not None:
+        if not isinstance(training_data, torch.utils.data.IterableDataset):
+            # Also on one rank: DeepSpeed shuffles by this sampler, in an order of its own.
             sampler = torch.utils.data.DistributedSampler(
-                training_data, engine.world_size, engine.global_rank, shuffle=False
+                training_data, engine.world_size, engine.global_rank
             )
         engine.training_dataloader = torch.utils.data.DataLoader(
             training_data,
