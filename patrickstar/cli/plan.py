@@ -1,8 +1,10 @@
-"""`patrickstar plan`: does it fit, what is the least that works, and what moves, before a run."""
+"""`patrickstar plan`: does it fit, how fast, what limits it, what would help; before a run.
+
+This file is the surface; `patrickstar.planning` finds the answer and `plan_display` shows it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import sys
@@ -13,7 +15,6 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from patrickstar.cli.failure import reported
@@ -25,17 +26,21 @@ from patrickstar.cli.model_choice import (
     preset_names,
     sequence_length,
 )
+from patrickstar.cli.plan_display import show
 from patrickstar.cli.run_config import Overrides, micro_batch_size, run_config
-from patrickstar.config import load_config
-from patrickstar.engine.estimate import Estimate, MachineFacts, StepTime, estimate, step_time
-from patrickstar.engine.from_config import settings_from
 from patrickstar.errors import ConfigError
-from patrickstar.memory.sizes import format_bytes
+from patrickstar.machine import shipped_names
+from patrickstar.planning.plan import plan as planned
 
 _EXAMPLE = """\b
-The same budgets as for `patrickstar train`, answered in seconds:
+The budgets of a run, and another machine:
   patrickstar plan --model gpt-4b --host-memory 14GiB --disk /scratch
+  patrickstar plan --model gpt-4b --machine laptop-8gb --disk /scratch
 """
+
+
+def _machines(started: str) -> list[str]:
+    return [name for name in shipped_names() if name.startswith(started)]
 
 
 def plan(
@@ -79,29 +84,43 @@ def plan(
         bool, typer.Option("--checkpoint-activations", help="Recompute them in the backward.")
     ] = False,
     machine: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rates of a machine, to predict the step time. [none]"),
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Or a name such as laptop-8gb. [this]", autocompletion=_machines
+        ),
     ] = None,
+    remeasure: Annotated[
+        bool, typer.Option("--remeasure", help="Measure this machine again.")
+    ] = False,
+    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Data parallel ranks.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help='Leave out "what if".')] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     with reported(debug=debug):
         choice = _choose(model, hf_config, provider, checkpoint_activations)
+        recomputing = None
+        if provider is None:
+            recomputing = _choose(model, hf_config, None, not checkpoint_activations).build
         overrides = Overrides(batch_size, None, device_memory, host_memory, disk)
         settings = run_config(config, overrides)
         batch, length = micro_batch_size(settings), sequence_length(tokens, choice)
         inputs = torch.zeros(batch, length, dtype=torch.long, device="meta")
-        # Budgets are only read: planning makes no spool file.
-        run = settings_from(load_config(settings))
-        found = estimate(choice.build, ((inputs, inputs), {}), run)
-        time = None if machine is None else step_time(found, _facts(machine))
+        found = planned(
+            choice.build,
+            settings,
+            inputs,
+            inputs,
+            machine=machine,
+            remeasure=remeasure,
+            world_size=world_size,
+            recomputing=recomputing,
+            what_if=not quick,
+        )
     if as_json:
-        answer = dataclasses.asdict(found)
-        if time is not None:
-            answer["step_time_s"] = {**dataclasses.asdict(time), "total": time.total}
-        typer.echo(json.dumps(answer, indent=2))
+        typer.echo(json.dumps(found.as_dict(), indent=2))
     else:
-        _show(Console(), choice.name, batch, length, found, time)
+        show(Console(), f"{choice.name}, micro-batches of {batch} x {length} tokens", found)
     raise typer.Exit(0 if found.fits else 1)
 
 
@@ -124,45 +143,11 @@ def _import(name: str) -> Callable[[], nn.Module]:
     try:
         found: Any = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--provider {name!r} cannot be imported ({error})") from error
+        raise ConfigError(
+            f"--provider {name!r} cannot be imported ({error}); it is MODULE:FUNCTION, with the "
+            "module found from this folder or installed"
+        ) from error
     if not callable(found):
         raise ConfigError(f"--provider {name!r} is no MODULE:FUNCTION with a callable")
     made: Callable[[], nn.Module] = found
     return made
-
-
-def _facts(file: Path) -> MachineFacts:
-    try:
-        return MachineFacts.of(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(f"the machine file {str(file)!r} cannot be read ({error})") from error
-
-
-def _show(
-    console: Console, name: str, batch: int, length: int, found: Estimate, time: StepTime | None
-) -> None:
-    verdict = "fits" if found.fits else "does not fit"
-    console.print(
-        f"{name}, {found.parameters / 1e6:,.1f}M parameters, micro-batches of {batch} x {length} "
-        f"tokens: {verdict}\n"
-    )
-    table = Table("tier", "budget", "smallest that works", "peak", box=None)
-    for tier, row in found.tiers.items():
-        table.add_row(tier, *(_bytes(n) for n in (row.budget, row.smallest, row.peak or row.held)))
-    console.print(table)
-    console.print(
-        f"\n  state         {format_bytes(found.state_bytes)} in {found.chunks} groups of chunks "
-        f"of up to {found.chunk_elements:,} weights\n"
-        f"  activations   {format_bytes(found.activation_bytes)} at their peak"
-    )
-    for way, nbytes in found.moved.items():
-        console.print(f"  {way:<13} {format_bytes(nbytes)} a step")
-    if time is not None:
-        console.print(
-            f"  step          {time.total:.2f} s at best: compute {time.compute:.2f}, update "
-            f"{time.update:.2f}, transfer {time.transfer:.2f}; {time.bottleneck} is the bottleneck"
-        )
-
-
-def _bytes(nbytes: int | None) -> str:
-    return "-" if nbytes is None else format_bytes(nbytes)

@@ -8,7 +8,7 @@ on the data cannot be rehearsed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ class OperatorSink(Protocol):
     """Is told of every operator of a rehearsal, and at which moment of the trace it comes."""
 
     def ran(
-        self, moment: int, func: Any, args: Any, kwargs: Any, result: Any, managed: set[int]
+        self, moment: int, func: Any, args: Any, kwargs: Any, result: Any, managed: Container[int]
     ) -> None:
         """An operator ran; `managed` are the addresses of storages that lie in chunks."""
         ...
@@ -47,6 +47,32 @@ class OperatorSink(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _SavedView:
+    """A saved tensor that lies in a chunk, without a reference to its storage."""
+
+    of: torch.Tensor  # the parameter
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Resident:
+    """The storage of one parameter, and how many refer to it without wanting its contents."""
+
+    def __init__(self, fake: torch.Tensor, chunk: int) -> None:
+        self.chunk = chunk
+        self._storage = fake.untyped_storage()
+        self._references = self._count()
+
+    def is_referenced(self) -> bool:
+        """Whether something else refers to it, so that its chunk could not leave."""
+        return self._count() > self._references
+
+    def _count(self) -> int:
+        return int(torch._C._storage_Use_Count(self._storage._cdata))
+
+
 class _Stage:
     """Notes uses and memory while the rehearsal runs."""
 
@@ -54,6 +80,8 @@ class _Stage:
         self.recorder = Recorder()
         self._base, self._grad_dtype, self._sink = base, grad_dtype, sink
         self._norms: list[torch.Tensor] = []
+        self._residents: list[_Resident] = []
+        self._parameters: dict[int, torch.Tensor] = {}
         self._current: tuple[Use, ...] = ()
         self._chunk_of: dict[int, int] = {}
         self._filled: set[int] = set()
@@ -67,8 +95,16 @@ class _Stage:
     def use(self, *uses: Use) -> None:
         if uses != self._current:
             self._current = uses
-            self.recorder.moment(uses)
+            self.recorder.moment(uses, self._held({use.chunk for use in uses}))
             self.after()
+
+    def _held(self, used: set[int]) -> dict[int, tuple[int, ...]]:
+        held = dict.fromkeys(
+            resident.chunk
+            for resident in self._residents
+            if resident.chunk not in used and resident.is_referenced()
+        )
+        return {0: tuple(held)} if held else {}
 
     def segment(self, name: str) -> None:
         self.after()
@@ -82,23 +118,29 @@ class _Stage:
 
     def operator(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if self._sink is not None:
-            managed = set(self._chunk_of)
-            self._sink.ran(self._moment, func, args, kwargs, result, managed)
+            self._sink.ran(self._moment, func, args, kwargs, result, self._chunk_of)
 
     def adopt(self, fake: torch.Tensor, chunk: int) -> None:
         """This tensor, and every view of it, lies in `chunk`: its uses are noted from now on."""
-        self._chunk_of[fake.untyped_storage()._cdata] = chunk
+        key = fake.untyped_storage()._cdata
+        self._chunk_of[key], self._parameters[key] = chunk, fake
         self._watch(fake)
+        self._residents.append(_Resident(fake, chunk))
 
     def pack(self, tensor: torch.Tensor) -> Any:
         with _PLAIN():
-            return (tensor, self._chunk_of.get(tensor.untyped_storage()._cdata))
+            of = self._parameters.get(tensor.untyped_storage()._cdata)
+            if of is None or of.dtype != tensor.dtype:
+                return tensor
+            offset = int(tensor.storage_offset())
+            return _SavedView(of, tensor.shape, tensor.stride(), offset)
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        tensor, chunk = packed
-        if chunk is not None:
-            self.use(Use(chunk, Access.READ))
-        return tensor  # type: ignore[no-any-return]
+        if not isinstance(packed, _SavedView):
+            return packed  # type: ignore[no-any-return]
+        with _PLAIN(), torch.no_grad():
+            self.use(Use(self._chunk_of[packed.of.untyped_storage()._cdata], Access.READ))
+            return packed.of.detach().as_strided(packed.shape, packed.stride, packed.offset)
 
     def collect(self, gradient: int, made: torch.Tensor | None) -> None:
         access = Access.UPDATE if gradient in self._filled else Access.OVERWRITE

@@ -140,6 +140,9 @@ class Segments:
         if self._sharding is not None:
             self._sharding.end(complete=complete)
         trace = self._manager.end_iteration()
+        # What the plan expected of the last moment is gone: who needs chunks now has its room.
+        self._live.recount()
+        self._manager.set_other(0, self.base + self._live.nbytes)
         if trace is not None:
             self._overlap.traced(self._key, trace)
         # What the last moment of a plan had at its peak is gone: what comes between iterations, an

@@ -1,7 +1,8 @@
 """Facts of this machine, measured once and kept in the user's cache folder.
 
 They are measured again when the processor, the threads or PyTorch are others, or on demand. Disks
-are kept by where they are mounted, since one machine has several. A file that cannot be read is
+are kept by where they are mounted, since one machine has several. What was measured while other
+programs used the processors is told and not kept. A file that cannot be read is
 measured anew, and one that cannot be written costs only the time to measure next time.
 """
 
@@ -19,6 +20,8 @@ from pydantic import Field, ValidationError
 from patrickstar.machine.disks import measure_disk, mount_of
 from patrickstar.machine.facts import Disk, Facts, Machine
 from patrickstar.machine.measure import measure, processor_name
+
+QUIET = 0.2  # the part of the processors that others may use
 
 
 class Kept(Facts):
@@ -59,12 +62,13 @@ def machine_here(
         ConfigError: the folder cannot be used.
     """
     file = (cache or cache_folder()) / "machine.json"
-    key = _key()
+    key = machine_key()
     kept = None if remeasure else _read(file, key)
     if kept is None:
         machine = measured(folder)
         disks = {} if machine.disk is None or folder is None else {_place(folder): machine.disk}
-        _write(file, Kept(key=key, machine=machine, disks=disks))
+        if machine.others <= QUIET:
+            _write(file, Kept(key=key, machine=machine, disks=disks))
         return machine
     disk = None
     if folder is not None:
@@ -76,7 +80,8 @@ def machine_here(
     return kept.machine.model_copy(update={"disk": disk})
 
 
-def _key() -> str:
+def machine_key() -> str:
+    """What facts are measured for: another processor, other threads or another torch has others."""
     return f"{processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 

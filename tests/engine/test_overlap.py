@@ -12,12 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+import patrickstar
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.initialize import RunSettings, make_engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.overlap import overlapped
 from patrickstar.errors import ChunkStateError
 from patrickstar.memory import Access, Moment, Trace, Use
+from patrickstar.models import GPT, GPTConfig
 from tests.interrupts import interrupted_at
 
 from .test_training import MIB, Mlp, numbers
@@ -242,6 +244,23 @@ def test_a_checkpoint_after_a_step_has_its_update(tmp_path: Path) -> None:
             losses.append([step(engine, optimizer, b["x"]) for b in numbers(4, 8, 64)])
             engine.close()
     assert all(losses[0] == others for others in losses[1:])
+
+
+def test_what_is_due_has_the_room_that_activations_had(tmp_path: Path) -> None:
+    shape = GPTConfig(
+        layers=2, width=128, heads=4, vocabulary=1000, checkpointing="non-reentrant"
+    )  # fmt: skip
+    memory = {"host": 2816709, "disk": str(tmp_path)}
+    engine, optimizer = patrickstar.initialize_engine(
+        lambda: GPT(shape),
+        {"bf16": {"enabled": True}, "patrickstar": {"memory": memory, "chunk_size": 8192}},
+    )
+    tokens = torch.randint(0, 1000, (3, 64))
+    for _ in range(6):
+        engine.backward(engine(tokens, tokens))
+        optimizer.step()
+    assert is_put_off(engine)
+    engine.close()  # makes the updates; a BudgetError before
 
 
 def test_an_interrupt_in_a_forward_that_makes_updates_costs_no_bit(tmp_path: Path) -> None:

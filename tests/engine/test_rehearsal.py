@@ -45,6 +45,7 @@ def test_it_is_the_live_trace_to_the_byte(
     }
     live, rehearsed = live_and_rehearsed(config, checkpointing=checkpointing)
     assert [moment.uses for moment in rehearsed.moments] == [moment.uses for moment in live.moments]
+    assert [moment.held for moment in rehearsed.moments] == [moment.held for moment in live.moments]
     assert [moment.other for moment in rehearsed.moments] == [
         moment.other for moment in live.moments
     ]

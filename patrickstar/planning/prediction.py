@@ -1,0 +1,245 @@
+"""From a rehearsed run, budgets and a machine to the answer: fits, moves, takes, waits for.
+
+The plans are those of the live run: made by the same planner, from the same trace, with updates
+left to the next forward where the run would leave them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from patrickstar.engine.initialize import RunSettings
+from patrickstar.engine.overlap import overlapped
+from patrickstar.machine import Machine
+from patrickstar.memory import Plan, Trace, make_plan
+from patrickstar.planning.rehearsed import Rehearsed
+from patrickstar.planning.timeline import Lane, Timeline, play
+from patrickstar.planning.timing import Seconds
+
+_SLOT = 4096  # bytes: what places on a disk are multiples of
+_MARGIN = 4096  # bytes: gradient norms and the like
+_WORTH_NAMING = 0.1  # of a step: whoever waits less is bound by what computes
+
+
+@dataclass(frozen=True)
+class TierPrediction:
+    """Bytes of one tier.
+
+    Attributes:
+        budget: None for no limit.
+        smallest: the least that works with the other budgets as they are.
+        peak: the most that is used.
+    """
+
+    budget: int | None
+    smallest: int
+    peak: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget holds."""
+        return self.budget is None or self.smallest <= self.budget
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Seconds of a step.
+
+    Attributes:
+        total: of the whole step: compute, update and waiting.
+        compute: forward and backward.
+        update: of the optimizer.
+        waiting: for chunks or room, by what carries them: "link" (host and device) or "disk".
+        busy: that these worked, waited for or not.
+        overlapped: of `busy`, how much was hidden behind computing.
+        bottleneck: "compute", "update", "link" or "disk".
+        measured: whether operators were timed on this machine; otherwise this is the step at best.
+    """
+
+    total: float
+    compute: float
+    update: float
+    waiting: dict[str, float]
+    busy: dict[str, float]
+    overlapped: float
+    bottleneck: str
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The answer.
+
+    Attributes:
+        fits: whether every budget holds.
+        tiers: by name, fastest first.
+        moved: bytes a step between neighbouring tiers, by "from->to".
+        step: how long; None without a machine, or if it does not fit.
+        usage: bytes of each tier in memory at each moment, under the budgets.
+        moments: seconds from the step's beginning at which these moments begin; empty without step.
+    """
+
+    fits: bool
+    tiers: dict[str, TierPrediction]
+    moved: dict[str, int] = field(default_factory=dict)
+    step: StepPrediction | None = None
+    usage: dict[str, list[int]] = field(default_factory=dict)
+    moments: list[float] = field(default_factory=list)
+
+    @property
+    def peak(self) -> dict[str, int]:
+        """The most that each tier holds."""
+        return {name: tier.peak for name, tier in self.tiers.items()}
+
+
+def predict(
+    run: Rehearsed,
+    settings: RunSettings,
+    machine: Machine | None,
+    seconds: Seconds | None,
+    *,
+    measured: bool = False,
+) -> Prediction:
+    """What `run` takes under the budgets of `settings`, on `machine` if one is given.
+
+    Args:
+        seconds: of an operator on the machine.
+        measured: whether `seconds` were measured.
+    """
+    budgets = [settings.device_budget, settings.host_budget][-len(run.names) :]
+    disk = settings.disk is not None
+    # Without a disk nothing leaves the lowest tier; one more below it shows what it must hold.
+    plan = _live_plan(run, settings, [*budgets, None] if disk else [*budgets[:-1], None, None])
+    tiers = _tiers(run, settings, plan, budgets)
+    fits = all(tier.fits for tier in tiers.values())
+    names = list(tiers)
+    moved: dict[str, int] = {}
+    for index, (upper, lower) in enumerate(itertools.pairwise(names)):
+        moved[f"{upper}->{lower}"] = plan.saved.get(index, 0)
+        moved[f"{lower}->{upper}"] = plan.loaded.get(index, 0)
+    usage = {name: plan.in_use.get(i, []) for i, name in enumerate(run.names)}
+    step, moments = None, []
+    if machine is not None and seconds is not None and fits:
+        timeline = _timeline(run, settings, plan, machine, seconds, budgets, names)
+        step = _step(timeline, names, measured=measured)
+        moments = timeline.begins
+    return Prediction(fits, tiers, moved, step, usage, moments)
+
+
+def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int | None]) -> Plan:
+    """The plan that the run would follow from its second or third iteration on."""
+
+    def planned(trace: Trace) -> Plan:
+        prefetch = settings.prefetch and settings.plan
+        return make_plan(trace, run.sizes, capacities, settings.policy, prefetch=prefetch)
+
+    plan = planned(run.trace)
+    moves = any(plan.loaded.values()) or any(plan.saved.values())
+    if settings.plan and settings.overlap_update and moves and plan.fits(capacities[:-1]):
+        later = overlapped(run.trace, run.family)
+        if later is not None:
+            with_updates = planned(later)
+            if with_updates.fits(capacities[:-1]):
+                return with_updates
+    return plan
+
+
+def _tiers(
+    run: Rehearsed, settings: RunSettings, plan: Plan, budgets: Sequence[int | None]
+) -> dict[str, TierPrediction]:
+    found: dict[str, TierPrediction] = {}
+    for index, (name, budget) in enumerate(zip(run.names, budgets, strict=True)):
+        lowest = settings.disk is None and index + 1 == len(run.names)
+        least = plan.smallest.get(index, 0)
+        if lowest:
+            least = plan.peak.get(index, 0)
+            if budget is not None and least > budget and _holds_all(run, settings, budgets):
+                least = budget
+        least += _MARGIN if least else 0
+        if index == run.update_tier:  # refused before anything runs
+            least = max(least, run.smallest_update + (run.base if index == 0 else 0))
+        found[name] = TierPrediction(budget, least, max(plan.peak.get(index, 0), least))
+    if settings.disk is not None:
+        found["disk"] = _disk(run, settings.disk[1], budgets)
+    return found
+
+
+def _disk(run: Rehearsed, budget: int | None, above: Sequence[int | None]) -> TierPrediction:
+    if above[-1] is None:
+        return TierPrediction(budget, 0, 0)
+    slots = [-(-nbytes // _SLOT) * _SLOT for nbytes in run.sizes.values()]
+    # What memory holds needs no place, apart from what is on its way.
+    memory = sum(n or 0 for n in above) - run.activation_bytes
+    moving = 2 * max(slots, default=0)
+    least = min(sum(slots), max(0, sum(slots) + moving - max(0, memory)))
+    return TierPrediction(budget, least, sum(slots))
+
+
+def _holds_all(run: Rehearsed, settings: RunSettings, budgets: Sequence[int | None]) -> bool:
+    """Whether the lowest tier's budget does if contents go that others have, or that died."""
+    plan = make_plan(run.trace, run.sizes, [*budgets, None], settings.policy, prefetch=False)
+    tier = len(budgets) - 1
+    moves = plan.saved.get(tier, 1) or plan.loaded.get(tier, 1)
+    return not moves and plan.fits(budgets)
+
+
+def _timeline(
+    run: Rehearsed,
+    settings: RunSettings,
+    plan: Plan,
+    machine: Machine,
+    seconds: Seconds,
+    budgets: Sequence[int | None],
+    names: Sequence[str],
+) -> Timeline:
+    on_device = run.names[run.update_tier] == "device"
+    updates = machine.computes if on_device else machine.processor
+    begins = [first for first, name in run.trace.segments if name == "step"]
+    until = begins[0] if begins else len(run.trace.moments)
+    computing = run.work.seconds(len(run.trace.moments), seconds, machine.computes.copy_bytes_per_s)
+    of = {id(moment): n for n, moment in enumerate(run.trace.moments[:until])}
+    compute, update = [], []
+    for moment in plan.trace.moments:
+        place = of.get(id(moment))
+        compute.append(0.0 if place is None else computing[place])
+        chunk = run.family.get(moment.uses[0].chunk, -1) if moment.uses else -1
+        update.append(0.0 if place is not None else run.updates.get(chunk, 0) / updates.update_rate)
+    lanes: dict[int, Lane] = {}
+    for index, (upper, lower) in enumerate(itertools.pairwise(names)):
+        if lower == "disk":
+            assert machine.disk is not None
+            lanes[index] = Lane(machine.disk.write, machine.disk.read, shared=True)
+        elif machine.accelerator is not None and upper == "device":
+            link = machine.accelerator.link_bytes_per_s
+            lanes[index] = Lane(link, link, shared=False)
+        else:  # a part of the host's memory stands for the device
+            copy = machine.processor.copy_bytes_per_s / 2
+            lanes[index] = Lane(copy, copy, shared=True)
+    return play(plan, run.sizes, [*budgets, None], compute, update, lanes)
+
+
+def _step(timeline: Timeline, names: Sequence[str], *, measured: bool) -> StepPrediction:
+    def by_lane(of: dict[int, float]) -> dict[str, float]:
+        return {_lane_name(names, tier): s for tier, s in sorted(of.items()) if s > 0}
+
+    waiting, busy = by_lane(timeline.waited), by_lane(timeline.busy)
+    waited = sum(waiting.values())
+    parts = {"compute": timeline.compute, "update": timeline.update}
+    if waited > _WORTH_NAMING * timeline.step:
+        parts = waiting
+    return StepPrediction(
+        total=timeline.step,
+        compute=timeline.compute,
+        update=timeline.update,
+        waiting=waiting,
+        busy=busy,
+        overlapped=max(0.0, sum(busy.values()) - waited),
+        bottleneck=max(parts, key=lambda part: parts[part]),
+        measured=measured,
+    )
+
+
+def _lane_name(names: Sequence[str], tier: int) -> str:
+    return "disk" if names[tier + 1] == "disk" else "link"

@@ -1,0 +1,132 @@
+"""How long an operator takes: measured on this machine, or bounded by another's rates.
+
+Measured: the operator runs on tensors of its shapes. Weights come from memory in a real step, so
+before every try those arguments are pushed out of the caches, while activations, which were made
+just before, stay in. The fastest of a few tries counts, since others may use the processor. What
+was measured is kept beside the machine's facts.
+
+Bounded: the longer of computing and moving its bytes (the roofline model; Williams, Waterman and
+Patterson, "Roofline", CACM 52, 2009). No kernel is faster, and most are slower.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from patrickstar.machine import Machine
+from patrickstar.planning.work import OperatorKind, TensorKind
+
+_TRIES = 5
+_FLUSHED = 64 << 20  # bytes that are touched to empty a processor's own caches
+_MOST = 4 << 30  # bytes of arguments; larger operators are bounded instead
+Seconds = Callable[[OperatorKind], float]
+
+
+def roofline(machine: Machine) -> Seconds:
+    """Bounds by the rates of `machine`."""
+    processor = machine.computes
+
+    def seconds(kind: OperatorKind) -> float:
+        return max(
+            kind.flops / processor.flops_of(kind.dtype), kind.nbytes / processor.copy_bytes_per_s
+        )
+
+    return seconds
+
+
+class Measured:
+    """Measures kinds of operators on this machine, each once.
+
+    Args:
+        otherwise: says what cannot be measured.
+        file: where measurements are kept; None keeps none.
+        key: of the machine; measurements of another are not used.
+    """
+
+    def __init__(self, otherwise: Seconds, file: Path | None, key: str) -> None:
+        self._otherwise, self._file, self._key = otherwise, file, key
+        self._known: dict[str, float | None] = _read(file, key)
+        self._flush: torch.Tensor | None = None
+        self._changed = False
+
+    def __call__(self, kind: OperatorKind) -> float:
+        name = kind.name
+        if name not in self._known:
+            self._known[name] = self._measure(kind)
+            self._changed = True
+        known = self._known[name]
+        return self._otherwise(kind) if known is None else known
+
+    def keep(self) -> None:
+        """Write what was measured; a file that cannot be written costs only time."""
+        if self._file is None or not self._changed:
+            return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as new:
+                json.dump({"key": self._key, "seconds": self._known}, new)
+            os.replace(new.name, self._file)
+        except OSError:
+            return
+
+    def _measure(self, kind: OperatorKind) -> float | None:
+        tensors = [leaf for leaf in kind.leaves if isinstance(leaf, TensorKind)]
+        if sum(tensor.nbytes for tensor in tensors) > _MOST:
+            return None
+        rows = [t.shape[0] for t in tensors if t.dtype.is_floating_point and t.shape]
+        try:
+            with torch.no_grad():
+                leaves = [_real(leaf, min(rows, default=1)) for leaf in kind.leaves]
+                args, kwargs = tree_unflatten(leaves, kind.structure)
+                warm = [
+                    tensor
+                    for leaf, tensor in zip(kind.leaves, leaves, strict=True)
+                    if isinstance(leaf, TensorKind) and not leaf.managed
+                ]
+                cold = len(warm) < len(tensors)
+                taken = []
+                for _ in range(_TRIES):
+                    if cold:
+                        self._empty_caches()
+                        for tensor in warm:
+                            tensor.add_(0)
+                    began = time.perf_counter()
+                    kind.func(*args, **kwargs)
+                    taken.append(time.perf_counter() - began)
+        except Exception:  # an operator that wants other values than these
+            return None
+        return min(taken[1:])
+
+    def _empty_caches(self) -> None:
+        if self._flush is None:
+            self._flush = torch.zeros(_FLUSHED // 4)
+        self._flush.add_(1)
+
+
+def _real(leaf: Any, rows: int) -> Any:
+    if not isinstance(leaf, TensorKind):
+        return leaf
+    made = torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype)
+    if leaf.dtype.is_floating_point:
+        return made.normal_()
+    if leaf.dtype is torch.bool:
+        return made.fill_(True)
+    return made.random_(0, max(rows, 1))  # an index into the first dimension of another argument
+
+
+def _read(file: Path | None, key: str) -> dict[str, float | None]:
+    try:
+        kept = json.loads(file.read_text()) if file is not None else {}
+        known = kept["seconds"] if kept.get("key") == key else {}
+        return {str(name): None if s is None else float(s) for name, s in known.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
