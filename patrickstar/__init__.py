@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         PatrickStarError,
         SpoolError,
     )
+    from patrickstar.planning import plan
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ __all__ = [
     "logger",
     "offload_activations",
     "ops",
+    "plan",
     "runtime",
     "utils",
     "zero",
@@ -80,6 +82,7 @@ _HOMES = {
     "get_accelerator": "patrickstar.accelerator",
     "log_dist": "patrickstar.engine.logs",
     "logger": "patrickstar.engine.logs",
+    "plan": "patrickstar.planning",
     "offload_activations": "patrickstar.activations",
 } | dict.fromkeys(
     ("add_config_arguments", "init_distributed", "initialize", "initialize_engine"),

@@ -26,6 +26,7 @@ from patrickstar.machine import Machine
 from patrickstar.planning.work import OperatorKind, TensorKind
 
 _TRIES = 5
+_PATIENCE = 0.2  # seconds that all tries may take, but for the first two
 _FLUSHED = 64 << 20  # bytes that are touched to empty a processor's own caches
 _MOST = 4 << 30  # bytes of arguments; larger operators are bounded instead
 Seconds = Callable[[OperatorKind], float]
@@ -102,6 +103,8 @@ class Measured:
                     began = time.perf_counter()
                     kind.func(*args, **kwargs)
                     taken.append(time.perf_counter() - began)
+                    if len(taken) > 1 and sum(taken) > _PATIENCE:
+                        break
         except Exception:  # an operator that wants other values than these
             return None
         return min(taken[1:])
