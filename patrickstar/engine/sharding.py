@@ -60,6 +60,7 @@ class Sharding:
         self._manager, self.ranks = manager, ranks
         self._halves: dict[int, Halves] = {}
         self._gathered: dict[int, int] = {}  # versions at that time; least recently used first
+        self._changed: set[int] = set()  # full chunks that were changed before they were given up
         self._order = GatherOrder()
         self._ahead = InFlight(manager, overlap=True)
 
@@ -146,6 +147,7 @@ class Sharding:
             self._ahead.finish()
         self._manager.drop_due(full)
         self._gathered.pop(full.id, None)
+        self._changed.discard(full.id)
         self._manager.release(full)
 
     def clear(self, full: Chunk) -> None:
@@ -161,9 +163,15 @@ class Sharding:
                 self._gathered[chunk] = version
 
     def settle(self) -> set[int]:
-        """Give up everything that is gathered. Returns the full chunks that had been changed."""
+        """Give up everything that is gathered.
+
+        Returns the full chunks that had been changed when they were given up, since the last call.
+        """
         self._ahead.finish()
-        return {chunk for chunk in list(self._gathered) if self._give_up(chunk)}
+        for chunk in list(self._gathered):
+            self._give_up(chunk)
+        changed, self._changed = self._changed, set()
+        return changed
 
     # Inside
 
@@ -230,11 +238,12 @@ class Sharding:
 
         return make_way
 
-    def _give_up(self, chunk: int) -> bool:
-        full = self._halves[chunk].full
+    def _give_up(self, chunk: int) -> None:
+        full, before = self._halves[chunk].full, chunk in self._changed
         changed = self._manager.version(full) != self._gathered[chunk]
         if changed:
             self.spread(full)
         else:
             self.leave(full)
-        return changed
+        if changed or before:
+            self._changed.add(chunk)
