@@ -80,15 +80,17 @@ def at_depth(layers: int, folder: str, steps: int) -> dict[str, Any]:
             trainer.step(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
             seconds.append(time.perf_counter() - began)
         manager = trainer.engine.memory
-        (playback,) = manager.plans.values()
-        trace = playback.plan.trace
+        # One for steps that make their updates, one for those that leave them to the next forward.
+        traces = [playback.plan.trace for playback in manager.plans.values()]
+        trace = traces[-1]
         chunks = {use.chunk for moment in trace.moments for use in moment.uses}
         sizes = {chunk: manager.chunk(chunk).nbytes for chunk in chunks}
         capacities = [manager.ledger.tiers[0].capacity, None]
     finally:
         trainer.close()
     began = time.perf_counter()
-    make_plan(trace, sizes, capacities, FurthestNextUse())
+    for planned in traces:
+        make_plan(planned, sizes, capacities, FurthestNextUse())
     return {
         "layers": layers,
         "parameters": memory["parameters"],

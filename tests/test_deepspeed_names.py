@@ -92,6 +92,17 @@ def test_what_has_no_counterpart_says_what_to_do() -> None:
         _ = patrickstar.PipelineModule
 
 
+def test_tied_weights_come_out_under_all_their_names(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32, bias=False))
+    module[1].weight = module[0].weight
+    engine, *_ = patrickstar.initialize(model=module, config={})
+    engine.save_checkpoint(tmp_path)
+    weights = get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)).load_state_dict(weights)
+    assert weights["1.weight"] is weights["0.weight"]
+    engine.close()
+
+
 def test_frozen_weights_can_be_left_out_of_the_state_dict() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[0].requires_grad_(False)

@@ -18,7 +18,9 @@ CONFIG = {
 
 def build():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32, bias=False))
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), nn.Linear(16, 32, bias=False))
+    model[2].weight = model[0].weight  # tied, as in most language models
+    return model
 
 
 def main():

@@ -14,6 +14,7 @@ import torch
 
 from patrickstar.checkpoint.checkpoint import open_checkpoint
 from patrickstar.checkpoint.fields import field
+from patrickstar.errors import CheckpointError
 
 _MASTER = "master/"
 
@@ -24,7 +25,7 @@ def fp32_weights(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The weights of the checkpoint `checkpoint_dir/tag`, or of the latest, by name.
+    """The weights of the checkpoint `checkpoint_dir/tag`, or of the latest, by all their names.
 
     Args:
         exclude_frozen_parameters: leave out parameters that no optimizer trains.
@@ -51,6 +52,12 @@ def fp32_weights(
             else:
                 weights.read_into(name, tensor)
             found[name] = tensor
+        tied = checkpoint.state.get("tied", {})  # not in checkpoints of earlier versions
+        if not isinstance(tied, dict):
+            raise CheckpointError(f"'tied' in the state of {str(checkpoint.path)!r} is no object")
+        for name, stored_as in tied.items():
+            if isinstance(stored_as, str) and stored_as in found:
+                found[name] = found[stored_as]
         return found
 
 

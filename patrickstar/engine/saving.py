@@ -200,6 +200,7 @@ def run_state(
         "data": _stateful(training.data, "data position"),
         "rng": _of_every_rank(training.state.ranks, rng_state()),
         "excluded": [m.name for m in members(training) if m.name not in kept],
+        "tied": _tied(training.module),
         "extra_state": _extra_states(training.module),
         "client": encode(client_state, "client_state"),
     }
@@ -295,6 +296,16 @@ def _gradient_chunk(aligned: AlignedChunks) -> Chunk | None:
 
 def _state_chunk(name: str) -> Callable[[AlignedChunks], Chunk | None]:
     return lambda aligned: aligned.states.get(name)
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Further names of parameters that have several, with the name they are stored under."""
+    first: dict[int, str] = {}
+    further = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            further[name] = first[id(parameter)]
+    return further
 
 
 def _initial(training: Training, name: str) -> float:
