@@ -10,7 +10,6 @@ from torch import nn
 CONFIG = {
     "train_micro_batch_size_per_gpu": 4,
     "steps_per_print": 2000,
-    "bf16": {"enabled": True},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
     "zero_optimization": {"stage": 2},
 }
@@ -31,7 +30,7 @@ def main():
     generator = torch.Generator().manual_seed(1)
     for step in range(4):
         tokens = torch.randint(32, (4, 8), generator=generator).to(engine.device)
-        logits = engine(tokens).float()
+        logits = engine(tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), (tokens.flatten() + 1) % 32)
         engine.backward(loss)
         engine.step()

@@ -21,7 +21,6 @@ IN_16_BITS = {
     "gpt_pretrain",
     "llama_client_scheduler",
     "lora",
-    "export_weights",
 }
 
 
