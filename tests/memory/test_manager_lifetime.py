@@ -83,13 +83,17 @@ def test_an_iteration_leaves_nothing_behind_either(tmp_path: Path) -> None:
     for _ in range(100):
         iterate()
     gc.collect()
-    before, held, objects = resources(), rss(), len(gc.get_objects())
-    for _ in range(100):
-        iterate()
-    gc.collect()
+    before, objects = resources(), len(gc.get_objects())
+    grown = []  # a leak grows every time; what else the process does grows once
+    while len(grown) < 4 and min(grown, default=4 * MIB) >= 4 * MIB:
+        held = rss()
+        for _ in range(100):
+            iterate()
+        gc.collect()
+        grown.append(rss() - held)
     assert resources()[0] <= before[0] + 1, "the second transfer thread may start only now"
     assert resources()[1] <= before[1]
     assert resources()[2] <= before[2] + 20
     assert len(gc.get_objects()) <= objects + 20
-    assert rss() - held < 4 * MIB
+    assert min(grown) < 4 * MIB
     manager.close()
