@@ -21,7 +21,7 @@ from patrickstar.engine.client_optimizer import groups_of, rule_of, scheduler_fo
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.from_config import muon_groups, settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
-from patrickstar.engine.launch import among_ranks, join, world_size
+from patrickstar.engine.launch import among_ranks, is_launched, join, world_size
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.errors import ConfigError
 from patrickstar.optim import Muon, UpdateRule
@@ -185,7 +185,7 @@ def init_distributed(
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     if init_method is not None or rank >= 0:
         options |= {"init_method": init_method, "rank": rank, "world_size": world_size}
-    elif not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    elif not is_launched():
         alone = dist.HashStore()  # type: ignore[attr-defined]
         options |= {"store": alone, "rank": 0, "world_size": 1}
     dist.init_process_group(dist_backend or "gloo", **options)

@@ -1,4 +1,4 @@
-"""What a Hugging Face `config.json` says about a model's weights, found without making them."""
+"""What a Hugging Face `config.json` says, and about a model's weights without making them."""
 
 from __future__ import annotations
 
@@ -43,9 +43,14 @@ def read_config(file: Path) -> dict[str, Any]:
             "give a config.json or the folder it is in"
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{str(file)!r} is no JSON ({error})") from error
+        raise ConfigError(
+            f"{str(file)!r} is no JSON ({error}); give the config.json of a model"
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise ConfigError(f'{str(file)!r} is no Hugging Face config: it has no "model_type"')
+        raise ConfigError(
+            f'{str(file)!r} is no Hugging Face config: it has no "model_type"; '
+            "give the config.json of a model"
+        )
     return content
 
 

@@ -7,7 +7,6 @@ Both come out as a callable that builds a module with the interface of `patricks
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from patrickstar.cli.hugging_face import read_config
 from patrickstar.errors import ConfigError, PatrickStarError
 from patrickstar.models import GPT, PRESETS, preset
 
@@ -137,17 +137,7 @@ def from_hugging_face(file: Path, *, checkpointing: bool) -> ModelChoice:
 
 
 def _read(file: Path, transformers: Any) -> Any:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"the Hugging Face config {str(file)!r} cannot be read ({error.strerror}); "
-            "give a config.json or the folder it is in"
-        ) from error
-    except ValueError as error:
-        raise _unusable(file, f"no JSON, {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise _unusable(file, 'it has no "model_type"')
+    content = read_config(file)
     kind = content.pop("model_type")
     try:
         config = transformers.AutoConfig.for_model(kind, **content)

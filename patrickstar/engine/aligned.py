@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.sharding import Sharding
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.optim import Layout as RunLayout
@@ -112,9 +111,9 @@ class AlignedChunks:
         return self.slots[place] if place >= 0 else None
 
 
-def shard_chunks(aligned: AlignedChunks, ranks: Ranks, sharding: Sharding) -> None:
+def shard_chunks(aligned: AlignedChunks, sharding: Sharding) -> None:
     """Keep what the stage shards of these chunks in shards; they are blank."""
-    aligned.sharding = sharding
+    aligned.sharding, ranks = sharding, sharding.ranks
     sharded: list[Chunk] = [] if aligned.gradient is None else [aligned.gradient]
     if ranks.shards_states:
         if aligned.gradient is not None:
@@ -128,17 +127,17 @@ def shard_chunks(aligned: AlignedChunks, ranks: Ranks, sharding: Sharding) -> No
             sharding.leave(chunk)
 
 
-def settle_in(aligned: AlignedChunks, ranks: Ranks, manager: ChunkManager, *, alike: bool) -> None:
+def settle_in(
+    aligned: AlignedChunks, sharding: Sharding, manager: ChunkManager, *, alike: bool
+) -> None:
     """The weights are there: take the first rank's, and keep of them what the stage keeps.
 
     Args:
         alike: all ranks have the same already.
     """
-    sharding = aligned.sharding
-    assert sharding is not None
     for chunk in filter(None, [aligned.parameter, aligned.master]):
         if not alike:
             with manager.use([Use(chunk.id, Access.UPDATE)]), torch.no_grad():
-                ranks.from_first(f"{chunk.kind} {aligned.name}", manager.tensor(chunk))
+                sharding.ranks.from_first(f"{chunk.kind} {aligned.name}", manager.tensor(chunk))
         if sharding.is_sharded(chunk):
             sharding.spread(chunk)

@@ -17,6 +17,9 @@ from patrickstar.memory import ChunkManager, Use
 from patrickstar.memory.lease import Lease
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(frozen=True)
 class _Running:
     what: Any
@@ -47,8 +50,8 @@ class InFlight:
         what: Any,
         uses: Sequence[Use],
         begin: Callable[[], Work],
-        then: Callable[[], None],
-        afterwards: Callable[[], None],
+        then: Callable[[], None] = _nothing,
+        afterwards: Callable[[], None] = _nothing,
     ) -> None:
         """Finish the one before, bring the chunks of `uses`, and `begin`.
 

@@ -170,7 +170,10 @@ def _assemble(
         for parameter in module.parameters():
             if isinstance(parameter, PiecedParameter):
                 rehome(parameter, home, settings.device or torch.device("cpu"))
-    norms = None if settings.ranks is None else ShardNorms(settings.ranks)
+    norms = reducer = None
+    if sharding is not None:
+        norms = ShardNorms(sharding.ranks)
+        reducer = GradientReducer(state, sharding, norms)
     stepping = Stepping(
         state,
         settings.precision,
@@ -179,7 +182,7 @@ def _assemble(
         skip_overflow=settings.skip_overflow,
         shard_norms=norms,
     )
-    gradients = Gradients(state, stepping.collected, _reducer(state, norms))
+    gradients = Gradients(state, stepping.collected, reducer)
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
     overlap = Overlap(state, enabled=settings.overlap_update and settings.ranks is None)
@@ -266,17 +269,8 @@ def _lay_out(
     groups = parameter_groups(module, settings, param_groups)
     if settings.ranks is not None:
         refuse_other_models(module, groups, settings.ranks)
-    # Without a tier for the device, the host is it.
-    update_on = settings.update_on if manager.tiers[0].name == "device" else "host"
-    specification = StateSpecification(
-        settings.precision.dtype,
-        settings.grad_dtype,
-        settings.precision.low,
-        settings.round_masters,
-        settings.chunk_limit,
-        settings.host_budget if update_on == "host" else manager.tiers[0].capacity,
-        update_on,
-    )
+    first = manager.tiers[0]
+    specification = specification_of(settings, first.name, first.capacity)
     _refuse_whole_tensor_rules(settings)
     state = ModelState(module, groups, settings.rule, specification, manager, home, sharding)
     _refuse_what_cannot_fit(state)
@@ -285,10 +279,23 @@ def _lay_out(
     return groups, state
 
 
-def _reducer(state: ModelState, norms: ShardNorms | None) -> GradientReducer | None:
-    if state.ranks is None or state.sharding is None or norms is None:
-        return None
-    return GradientReducer(state, state.ranks, state.sharding, norms)
+def specification_of(settings: RunSettings, first: str, budget: int | None) -> StateSpecification:
+    """What the state of a run with `settings` consists of.
+
+    Args:
+        first, budget: the name and the budget of the fastest tier.
+    """
+    # Without a tier for the device, the host is it.
+    update_on = settings.update_on if first == "device" else "host"
+    return StateSpecification(
+        settings.precision.dtype,
+        settings.grad_dtype,
+        settings.precision.low,
+        settings.round_masters,
+        settings.chunk_limit,
+        settings.host_budget if update_on == "host" else budget,
+        update_on,
+    )
 
 
 def _refuse_whole_tensor_rules(settings: RunSettings) -> None:

@@ -24,11 +24,16 @@ from patrickstar.errors import ConfigError
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+def is_launched() -> bool:
+    """Whether a launcher has told this process its place among others."""
+    return all(name in os.environ for name in _TOLD)
+
+
 def world_size() -> int:
     """How many ranks there are, connected or about to be."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _TOLD) else 1
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else 1
 
 
 def rank() -> int:
@@ -89,7 +94,7 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         ranks=ranks,
         host_budget=None if host is None else host // here,
         disk=disk,
-        record=settings.record if comm.rank == comm.topology.ranks[0] else None,
+        record=settings.record if ranks.is_first else None,
     )
 
 

@@ -50,6 +50,16 @@ class Ranks:
         return self.comm.shard.rank
 
     @property
+    def place(self) -> int:
+        """This rank among all that train together, copies included."""
+        return self.comm.topology.ranks.index(self.comm.rank)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank decides and writes for all."""
+        return self.place == 0
+
+    @property
     def shards_states(self) -> bool:
         return self.stage >= 1
 

@@ -19,7 +19,6 @@ from patrickstar.comm import Work
 from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.in_flight import InFlight
-from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.sharding import Sharding
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import ShardNorms
@@ -33,16 +32,14 @@ class GradientReducer:
         enabled: without it gradients stay where they are, and the next backward adds to them.
     """
 
-    def __init__(
-        self, state: ModelState, ranks: Ranks, sharding: Sharding, norms: ShardNorms
-    ) -> None:
-        self._manager, self._ranks = state.manager, ranks
+    def __init__(self, state: ModelState, sharding: Sharding, norms: ShardNorms) -> None:
+        self._manager, self._ranks = state.manager, sharding.ranks
         self._sharding, self._norms = sharding, norms
         trained = [aligned for aligned in state.aligned if aligned.gradient is not None]
         self._order = sorted(trained, key=lambda a: a.slots[0].index, reverse=True)
         self._turn: int | None = None  # of the order, in a backward
         self._come: set[int] = set()  # the parameters whose gradient has come in this backward
-        self._in_flight = InFlight(self._manager, overlap=ranks.overlap)
+        self._in_flight = InFlight(self._manager, overlap=self._ranks.overlap)
         self.enabled = True
 
     def begin(self) -> None:

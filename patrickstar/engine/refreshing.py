@@ -28,15 +28,11 @@ class Refresher:
 
         def begin() -> Work:
             with torch.no_grad():
-                return self._ranks.gather(f"parameter {aligned.name}", self._tensor(aligned))
+                flat = self._manager.tensor(parameter)
+                return self._ranks.gather(f"parameter {aligned.name}", flat)
 
-        self._in_flight.start(
-            aligned, [Use(parameter.id, Access.UPDATE)], begin, lambda: None, lambda: None
-        )
+        self._in_flight.start(aligned, [Use(parameter.id, Access.UPDATE)], begin)
 
     def finish(self) -> None:
         """Wait until all of them are complete."""
         self._in_flight.finish()
-
-    def _tensor(self, aligned: AlignedChunks) -> torch.Tensor:
-        return self._manager.tensor(aligned.parameter)

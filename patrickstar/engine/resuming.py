@@ -89,7 +89,7 @@ def resume(
             training.stepping.applied = bool(state.get("applied"))
             _load_stateful(state, "data", training.data)
             ranks, states = training.state.ranks, field(state, "rng", list)
-            own = 0 if ranks is None else ranks.comm.topology.ranks.index(ranks.comm.rank)
+            own = 0 if ranks is None else ranks.place
             for rng in states[own : own + 1]:  # ranks that were not there keep theirs
                 set_rng_state(rng)
     return client, counters

@@ -140,17 +140,12 @@ class Segments:
         if self._sharding is not None:
             self._sharding.end(complete=complete)
         trace = self._manager.end_iteration()
-        # What the plan expected of the last moment is gone: who needs chunks now has its room.
+        # What the plan expected of the last moment is gone: who needs chunks now, an update that is
+        # due among them, has its room.
         self._live.recount()
         self._manager.set_other(0, self.base + self._live.nbytes)
         if trace is not None:
             self._overlap.traced(self._key, trace)
-        # What the last moment of a plan had at its peak is gone: what comes between iterations, an
-        # update that is due among it, has that room.
-        self._live.recount()
-        left = self._beside + self._live.nbytes
-        if left < self._manager.ledger.tiers[0].other:
-            self._manager.set_other(0, left)
         if self._recording is not None:
             self._recording.ended_iteration(complete=complete)
 

@@ -47,6 +47,11 @@ class Halves:
     stop: int
     from_first: bool
 
+    @property
+    def to_gather(self) -> tuple[Use, Use]:
+        """What filling the full chunk from the shards takes."""
+        return Use(self.full.id, Access.OVERWRITE), Use(self.own.id, Access.READ)
+
 
 class Sharding:
     """The sharded chunks of one run.
@@ -130,16 +135,13 @@ class Sharding:
         """Give up what is in the full chunk: the contents are what the shards hold."""
         self.take(full)
         halves = self._halves[full.id]
-        uses = (Use(full.id, Access.OVERWRITE), Use(halves.own.id, Access.READ))
-        self._manager.before_next_use(
-            Due(
-                (full.id,),
-                uses,
-                self._gathering(halves),
-                on_use=True,
-                prepare=self._make_way(full.id),
-            )
-        )
+
+        def gather() -> None:
+            self._begin_gathering(halves).wait()
+            self._is_there(halves)
+            self._foresee(full.id)
+
+        self._wait_for_use(halves, halves.to_gather, gather)
 
     def take(self, full: Chunk) -> None:
         """The full chunk is this rank's own, and blank, until it is spread or left."""
@@ -147,12 +149,12 @@ class Sharding:
             self._ahead.finish()
         self._manager.drop_due(full)
         self._gathered.pop(full.id, None)
-        self._changed.discard(full.id)
         self._manager.release(full)
 
     def clear(self, full: Chunk) -> None:
         """The contents are zeros, on all ranks."""
         self.leave(full)
+        self._changed.discard(full.id)
         self._manager.release(self._halves[full.id].own)
 
     def used(self, chunks: Iterable[int]) -> None:
@@ -179,15 +181,10 @@ class Sharding:
     def _foresees(self) -> bool:
         return self.ranks.shards_parameters and self.ranks.overlap
 
-    def _gathering(self, halves: Halves) -> Callable[[], None]:
-        def gather() -> None:
-            full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
-            with torch.no_grad():
-                self.ranks.gather(halves.name, full, own).wait()
-            self._is_there(halves)
-            self._foresee(halves.full.id)
-
-        return gather
+    def _begin_gathering(self, halves: Halves) -> Work:
+        full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
+        with torch.no_grad():
+            return self.ranks.gather(halves.name, full, own)
 
     def _wait_for_use(
         self, halves: Halves, uses: tuple[Use, ...], work: Callable[[], None]
@@ -208,19 +205,19 @@ class Sharding:
             return
         halves = self._halves[following]
         self._manager.drop_due(halves.full)
-        uses = (Use(halves.full.id, Access.OVERWRITE), Use(halves.own.id, Access.READ))
 
         def begin() -> Work:
-            full, own = self._manager.tensor(halves.full), self._manager.tensor(halves.own)
-            with torch.no_grad():
-                return self.ranks.gather(halves.name, full, own)
+            return self._begin_gathering(halves)
 
         def arrive() -> None:
             if self._ahead.what == following:
                 self._ahead.finish()
             self._foresee(following)
 
-        self._ahead.start(following, uses, begin, lambda: None, lambda: self._is_there(halves))
+        def there() -> None:
+            self._is_there(halves)
+
+        self._ahead.start(following, halves.to_gather, begin, afterwards=there)
         self._wait_for_use(halves, (), arrive)
 
     def _make_way(self, coming: int) -> Callable[[frozenset[int]], None]:
@@ -239,11 +236,9 @@ class Sharding:
         return make_way
 
     def _give_up(self, chunk: int) -> None:
-        full, before = self._halves[chunk].full, chunk in self._changed
-        changed = self._manager.version(full) != self._gathered[chunk]
-        if changed:
-            self.spread(full)
-        else:
+        full = self._halves[chunk].full
+        if self._manager.version(full) == self._gathered[chunk]:
             self.leave(full)
-        if changed or before:
+        else:
+            self.spread(full)
             self._changed.add(chunk)

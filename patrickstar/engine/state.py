@@ -182,9 +182,9 @@ class ModelState:
             slot.offset = placement.offset
             aligned.slots.append(slot)
             self.slots[id(slot.parameter)] = (aligned, slot)
-        if self.ranks is not None and self.sharding is not None:
+        if self.sharding is not None:
             for aligned in self.aligned[first:]:
-                shard_chunks(aligned, self.ranks, self.sharding)
+                shard_chunks(aligned, self.sharding)
 
     def move_in(self, nursery: Nursery) -> None:
         """Copy every parameter from the construction chunks to its final place.
@@ -215,9 +215,9 @@ class ModelState:
                 left[source] -= 1
                 if not left[source]:
                     self._give_up(nursery, left)
-            if self.ranks is not None:
+            if self.sharding is not None:
                 alike = nursery.sharding is not None
-                settle_in(aligned, self.ranks, self.manager, alike=alike)
+                settle_in(aligned, self.sharding, self.manager, alike=alike)
 
     @contextmanager
     def _both(self, targets: list[Use], nursery: Nursery, source: Use) -> Iterator[None]:

@@ -64,7 +64,7 @@ def write_together(ranks: Ranks | None, walk: Walk, write: Callable[[], None]) -
         write()
         return
     failure: Exception | None = None
-    if ranks.comm.rank == ranks.comm.topology.ranks[0]:
+    if ranks.is_first:
         try:
             write()
         except Exception as error:
@@ -86,11 +86,10 @@ def open_together(ranks: Ranks | None, folder: Path, tag: str | None) -> Checkpo
     """
     if ranks is None:
         return open_checkpoint(folder, tag)
-    first = ranks.comm.rank == ranks.comm.topology.ranks[0]
     with ExitStack() as stack:
         told, failure, opened = {}, None, None
         try:
-            opened = stack.enter_context(open_checkpoint(folder, tag, verified=first))
+            opened = stack.enter_context(open_checkpoint(folder, tag, verified=ranks.is_first))
             told = {"name": opened.path.name}
         except CheckpointError as error:
             failure, told = error, {"problem": str(error)}

@@ -15,11 +15,16 @@ import torch
 from torch import nn
 
 from patrickstar.engine.home import ChunkHome
-from patrickstar.engine.initialize import ParamGroups, RunSettings, parameter_groups
+from patrickstar.engine.initialize import (
+    ParamGroups,
+    RunSettings,
+    parameter_groups,
+    specification_of,
+)
 from patrickstar.engine.overlap import families
 from patrickstar.engine.parameter import ManagedParameter
 from patrickstar.engine.refusal import rehearsed_trace
-from patrickstar.engine.state import ModelState, StateSpecification
+from patrickstar.engine.state import ModelState
 from patrickstar.errors import ConfigError, PatrickStarError
 from patrickstar.memory import ChunkManager, CpuTier, Trace
 from patrickstar.planning.work import Work
@@ -169,16 +174,7 @@ def _lay_out(
         # Laid out like the real ones, and never touched.
         parameter.__class__ = ManagedParameter
         parameter._home = home  # type: ignore[attr-defined]
-    update_on = settings.update_on if manager.tiers[0].name == "device" else "host"
-    specification = StateSpecification(
-        settings.precision.dtype,
-        settings.grad_dtype,
-        settings.precision.low,
-        settings.round_masters,
-        settings.chunk_limit,
-        settings.host_budget if update_on == "host" else settings.device_budget,
-        update_on,
-    )
+    specification = specification_of(settings, manager.tiers[0].name, settings.device_budget)
     groups = parameter_groups(module, settings, param_groups)
     return ModelState(module, groups, settings.rule, specification, manager, home)
 

@@ -48,9 +48,9 @@ def train(rank: int, size: int, memory: dict[str, Any], steps: int) -> dict[str,
         built = comm.counters.snapshot()["all-gather"].calls
         start = sharding._ahead.start
 
-        def noted(what: int, *rest: Any) -> None:
+        def noted(what: int, *rest: Any, **options: Any) -> None:
             begun.append(what)
-            start(what, *rest)
+            start(what, *rest, **options)
 
         sharding._ahead.start = noted
         try:
