@@ -287,6 +287,18 @@ class Communicator:
         if not drained:
             raise CommError(f"collectives are still running after {self.timeout} s")
 
+    def stumbled(self, raised: BaseException) -> None:
+        """Tell the others of an exception, after which this rank may or may not go on.
+
+        Whoever waits for this rank learns of it, unless it has `resumed` or started a collective
+        within a few beats.
+        """
+        self._fate.stumbled(raised)
+
+    def resumed(self) -> None:
+        """This rank goes on after all; cheap where nothing was wrong."""
+        self._fate.presence.resumed()
+
     def close(self) -> None:
         """Finish what was submitted, tell the other ranks, and end the threads and groups.
 

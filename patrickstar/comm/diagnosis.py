@@ -7,11 +7,12 @@ where they are (`presence.py`); from that and this rank's own place follows a ve
 - a rank that has stopped with a verdict of its own is believed, so that all survivors of one
   accident report the same cause;
 - a rank that left before it came to this call will never take part;
+- a rank that raised an exception, and has begun nothing for a while since, will not either;
 - a rank that is at the same place with another call disagrees about the order;
 - a rank that is alive and behind is late.
 
 The first is known only after waiting for a sign, and the last is an error only once the time is
-up; the other three are evidence at any time, and are used to end a wait early.
+up; the other four are evidence at any time, and are used to end a wait early.
 """
 
 from __future__ import annotations
@@ -32,6 +33,23 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Stumble:
+    """An exception on a rank that lives on.
+
+    Attributes:
+        reason: the exception, for people.
+        beats: for how long the rank has begun nothing since.
+    """
+
+    reason: str
+    beats: float
+
+
+PATIENT_BEATS = 8
+"""How long after an exception a rank may still come: a caller that skips a batch takes a while."""
+
+
+@dataclass(frozen=True)
 class Report:
     """What one other rank has published last.
 
@@ -40,12 +58,14 @@ class Report:
         silent: whether it published nothing new while it was watched for long enough.
         marks: the last call it started in each sequence.
         verdict: why it failed.
+        stumble: an exception that it may or may not go on after.
     """
 
     status: str = "up"
     silent: bool = False
     marks: Mapping[Kind, Mark] = field(default_factory=dict)
     verdict: Verdict | None = None
+    stumble: Stumble | None = None
 
 
 def early_verdict(
@@ -72,6 +92,15 @@ def early_verdict(
             tuple(sorted(left)),
             f"{_name(left)} closed the communicator or ended before it came to this call",
         )
+    for other, report in sorted(others.items()):
+        stumble = report.stumble
+        behind = report.marks[kind].seq < mine.seq
+        if stumble is not None and behind and stumble.beats >= PATIENT_BEATS:
+            return Verdict(
+                (other,),
+                f"rank {other} raised {stumble.reason}, and has begun nothing since. An exception "
+                "that one rank goes on after has to be raised on all of them",
+            )
     here = {other: report.marks[kind] for other, report in others.items()} | {rank: mine}
     here = {other: here[other] for other in sorted(here) if here[other].seq == mine.seq}
     tags = [mark.tag for mark in here.values()]

@@ -79,6 +79,10 @@ class Fate:
         reason = f"rank {self._rank} stopped: {type(raised).__name__}: {raised}"
         self._stop(reason, Verdict((self._rank,), reason))
 
+    def stumbled(self, raised: BaseException) -> None:
+        """The caller met an exception and may or may not go on."""
+        self.presence.stumbled(f"{type(raised).__name__}: {raised}")
+
     def end(self) -> None:
         """End the threads, without waiting for calls that have not finished."""
         if not self.lane.drain(0.0):

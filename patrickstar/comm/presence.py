@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from patrickstar.comm.call import Kind
-from patrickstar.comm.diagnosis import Report, Verdict, early_verdict, final_verdict
+from patrickstar.comm.diagnosis import Report, Stumble, Verdict, early_verdict, final_verdict
 from patrickstar.comm.progress import Mark, Progress
 
 _SILENT_BEATS = 4
@@ -76,6 +76,7 @@ class Presence:
         self._count = 0
         self._status = "up"
         self._verdict: Verdict | None = None
+        self._stumble: tuple[str, float, tuple[int, ...]] | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="patrickstar-watch", daemon=True)
         self._publish()
@@ -89,6 +90,15 @@ class Presence:
             self._status, self._verdict = "failed", verdict
         with contextlib.suppress(RuntimeError):  # the store may be what failed
             self._publish()
+
+    def stumbled(self, reason: str) -> None:
+        """Publish that this rank's caller met an exception; it counts until something begins."""
+        with self._lock:
+            self._stumble = (reason, time.monotonic(), self._places())
+
+    def resumed(self) -> None:
+        """The caller goes on."""
+        self._stumble = None
 
     def leave(self) -> None:
         """Publish that this rank takes part no longer, and stop publishing."""
@@ -149,11 +159,17 @@ class Presence:
             record: dict[str, Any] = {"count": self._count, "status": self._status}
             if self._verdict is not None:
                 record["verdict"] = [list(self._verdict.ranks), self._verdict.reason]
+            stumble = self._stumble
+            if stumble is not None and stumble[2] == self._places():
+                record["stumble"] = [stumble[0], (time.monotonic() - stumble[1]) / self._beat]
             marks = self._progress.marks()
             record["marks"] = {
                 kind.value: [mark.seq, mark.tag, mark.label] for kind, mark in marks.items()
             }
             self._store.set(str(self._rank), json.dumps(record))
+
+    def _places(self) -> tuple[int, ...]:
+        return tuple(mark.seq for mark in self._progress.marks().values())
 
     def _read(self) -> dict[int, dict[str, Any]]:
         return {rank: self._read_one(str(rank)) for rank in self._others}
@@ -174,7 +190,7 @@ def _reports(
 ) -> dict[int, Report]:
     reports = {}
     for rank, record in records.items():
-        verdict = record.get("verdict")
+        verdict, stumble = record.get("verdict"), record.get("stumble")
         reports[rank] = Report(
             status=record["status"],
             silent=rank in (silent or ()),
@@ -183,5 +199,6 @@ def _reports(
                 for kind, (seq, tag, label) in record["marks"].items()
             },
             verdict=None if verdict is None else Verdict(tuple(verdict[0]), verdict[1]),
+            stumble=None if stumble is None else Stumble(*stumble),
         )
     return reports

@@ -25,6 +25,7 @@ from patrickstar.engine.construct import view_of
 from patrickstar.engine.parameter import as_view
 from patrickstar.engine.reducing import GradientReducer
 from patrickstar.engine.state import ModelState
+from patrickstar.errors import ChunkStateError
 from patrickstar.memory import Access, Use
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
@@ -107,10 +108,20 @@ class Gradients:
                 self._collected(slot, view)
 
     def get(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        """`parameter.grad` as the user sees it: a view of the chunk, or None."""
+        """`parameter.grad` as the user sees it: a view of the chunk, or None.
+
+        Raises:
+            ChunkStateError: one part of it is in the shards and another is this rank's own.
+        """
         aligned, slot = self._state.of(parameter)
         if not slot.has_grad or aligned.gradient is None:
             return None
+        if aligned.is_reduced and any(other.is_local for other in aligned.slots):
+            raise ChunkStateError(
+                f"the gradient of {slot.name!r} cannot be looked at now: what earlier backwards "
+                "gave is the mean over ranks, and the last backward, under no_sync, left its part "
+                "on its rank. Look after a backward outside of no_sync"
+            )
         self._manager.access((Use(aligned.gradient.id, Access.READ),))
         flat = self._manager.tensor(aligned.gradient)
         return as_view(view_of(flat, slot.offset, slot.shape, slot.stride), self._state.home)

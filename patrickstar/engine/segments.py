@@ -154,6 +154,8 @@ class Segments:
         if self._is_nested():  # a module that calls the engine again: part of the outer segment
             yield
             return
+        if self._sharding is not None:
+            self._sharding.ranks.comm.resumed()
         planned = self._manager.segment(name) and self.planned
         self.planned = planned
         if self._recording is not None:
@@ -175,7 +177,9 @@ class Segments:
                 yield
             if self._recording is not None:
                 self._recording.ended_segment()
-        except BaseException:
+        except BaseException as error:
+            if self._sharding is not None:
+                self._sharding.ranks.comm.stumbled(error)
             self.abandon()
             raise
         finally:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from patrickstar.comm.call import Kind
-from patrickstar.comm.diagnosis import Report, Verdict, early_verdict, final_verdict
+from patrickstar.comm.diagnosis import (
+    PATIENT_BEATS,
+    Report,
+    Stumble,
+    Verdict,
+    early_verdict,
+    final_verdict,
+)
 from patrickstar.comm.progress import Mark
 
 MINE = Mark(5, 111, "all-gather of chunk 'c5'", True)
@@ -35,6 +42,14 @@ def test_a_rank_that_left_before_this_call_is_to_blame_one_that_left_after_it_is
     verdict = early({1: at(4, status="left"), 2: at(5, status="left")})
     assert verdict is not None and verdict.ranks == (1,)
     assert early({2: at(5, status="left")}) is None
+
+
+def test_a_rank_that_raised_and_began_nothing_since_is_to_blame_after_a_while():
+    short, long = (Stumble("KeyError: 'x'", PATIENT_BEATS + more) for more in (-1, 1))
+    assert early({1: at(4, stumble=short)}) is None
+    assert early({1: at(5, stumble=long)}) is None, "it has come"
+    verdict = early({1: at(4, stumble=long)})
+    assert verdict is not None and verdict.ranks == (1,) and "KeyError: 'x'" in verdict.reason
 
 
 def test_of_ranks_that_disagree_the_minority_is_blamed_and_all_calls_are_listed():

@@ -97,6 +97,18 @@ def test_a_failed_ranks_verdict_reaches_a_stuck_rank_and_outlives_its_leaving(pa
     assert pair[0].verdicts == [cause]
 
 
+def test_an_exception_counts_until_the_rank_goes_on(pair):
+    pair[1].presence.stumbled("KeyError: 'x'")
+    pair[0].progress.start(call(1))
+    assert pair[0].told.wait(80 * BEAT)
+    assert pair[0].verdicts[0].ranks == (1,) and "KeyError" in pair[0].verdicts[0].reason
+    for goes_on in (pair[1].presence.resumed, lambda: pair[1].progress.start(call(1))):
+        pair[1].presence.stumbled("KeyError: 'y'")
+        goes_on()
+        pair[1].presence._publish()
+        assert b"KeyError" not in pair[0].presence._store.get("1")
+
+
 def test_a_rank_that_left_is_named(pair):
     pair[1].presence.leave()
     verdict = pair[0].presence.diagnose(Kind.CONTROL, Mark(1, 5, "barrier", True), "late")

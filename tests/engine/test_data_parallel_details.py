@@ -12,6 +12,7 @@ from torch import nn
 
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.errors import ChunkStateError
 from patrickstar.zero import GatheredParameters
 from tests.engine.data_parallel import (
     Action,
@@ -155,6 +156,45 @@ def test_after_the_backward_grad_is_the_mean_on_every_rank(ranks, stage):
     for answer in ranks.run(gradients_seen, 3, stage):
         for ours, parameter in zip(answer, module.parameters(), strict=True):
             torch.testing.assert_close(ours, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def look_under_no_sync(rank: int, size: int) -> list[str]:
+    found: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        engine, _ = open_run(rank, size, Case(2, accumulation=2), folder)
+        weight = next(engine.parameters())
+        rows = own_rows(micro_batches(Case(steps=1))[0], rank, size)
+
+        def look() -> None:
+            try:
+                grad = weight.grad
+                found.append("none" if grad is None else f"{float(grad.norm()):.6f}")
+            except ChunkStateError as error:
+                found.append(str(error))
+
+        with engine.no_sync():
+            engine.backward(engine(rows, rows.roll(-1, 1)))
+        look()
+        engine.backward(engine(rows, rows.roll(-1, 1)))
+        look()
+        with engine.no_sync():
+            engine.backward(engine(rows, rows.roll(-1, 1)))
+        look()
+        engine.close()
+    return found
+
+
+def test_a_gradient_that_is_partly_this_ranks_own_is_not_shown(ranks):
+    torch.manual_seed(0)
+    module = gpt()
+    (batch,) = micro_batches(Case(steps=1))
+    rows = own_rows(batch, 0, 2)
+    (module(rows, rows.roll(-1, 1)) / 2).backward()
+    own = float(next(module.parameters()).grad.norm())
+    first, second = ranks.run(look_under_no_sync, 2)
+    assert float(first[0]) == pytest.approx(own, rel=1e-4), "what this rank has"
+    assert first[0] != second[0] and first[1] == second[1]
+    assert "under no_sync" in first[2] and "under no_sync" in second[2]
 
 
 class Partly(nn.Module):
