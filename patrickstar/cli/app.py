@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import patrickstar
+from patrickstar.cli.doctor import doctor_command
 from patrickstar.cli.export_checkpoint import export_checkpoint
 from patrickstar.cli.import_checkpoint import import_checkpoint
 from patrickstar.cli.loop import Initialize
@@ -20,7 +21,8 @@ from patrickstar.cli.train import train_command
 
 # \b keeps the lines as they are.
 _EXAMPLE = """\b
-Train a small model on Python's own sources; see whether a larger one fits:
+Look at this machine, train a small model, see whether a larger one fits:
+  patrickstar doctor
   patrickstar train
   patrickstar plan --model gpt-1b --host-memory 4GiB --disk runs/spool
 Record a run, and look at it:
@@ -43,6 +45,7 @@ def build_app(initialize: Initialize) -> typer.Typer:
     app.callback()(_root)
     app.command("train")(train_command(initialize))
     app.command("plan")(plan)
+    app.command("doctor")(doctor_command(initialize))
     app.command("report")(report)
     app.command("trace")(trace)
     app.command("import-checkpoint")(import_checkpoint)
