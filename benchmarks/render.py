@@ -22,6 +22,7 @@ if str(ROOT) not in sys.path:  # started as a script
 from benchmarks.limit import Ideal, Rates, ideal, in_memory  # noqa: E402
 from benchmarks.markdown import table  # noqa: E402
 from benchmarks.parity.page import parity  # noqa: E402
+from benchmarks.prediction_page import prediction  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -320,6 +321,7 @@ RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "overheads": overheads,
     "parity": parity,
     "network": network,
+    "prediction": prediction,
 }
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.prediction import CASES
+
 # What `ds_nvme_tune` looks for: large blocks, a deep queue and more than one thread.
 AIO = {
     "block_size": 8 << 20,
@@ -128,6 +130,9 @@ SCRIPTS = {
     "parity": Script("parity", "benchmarks.parity.table", ((),), opponent=True),
     "overheads": Script("overheads", "benchmarks.overheads", ((),)),
     "network": Script("network", "benchmarks.network", (("--rate", "1gbit"), ("--rate", "4gbit"))),
+    "prediction": Script(
+        "prediction", "benchmarks.prediction", tuple(("--case", name) for name in CASES)
+    ),
     "policy": Script(
         "policy",
         "benchmarks.policies",

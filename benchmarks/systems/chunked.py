@@ -1,7 +1,7 @@
 """PatrickStar, as a user calls it.
 
 Options: `memory`, the config's section of that name (`{"host": "2GiB"}`); `disk`, whether there is
-a disk tier; `policy`, "planned", "lru" or "fifo".
+a disk tier; `policy`, "planned", "lru" or "fifo"; `precision`, "bf16", "fp16" or "fp32".
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ def config_of(job: Job) -> dict[str, Any]:
     memory = dict(job.options.get("memory", {}))
     if job.options.get("disk"):
         memory["disk"] = {"path": job.disk}
+    precision = job.options.get("precision", "bf16")
     return {
         "train_micro_batch_size_per_gpu": job.sequences,
         "gradient_clipping": job.clipping,
-        "bf16": {"enabled": True},
+        **({} if precision == "fp32" else {precision: {"enabled": True}}),
         "optimizer": {"type": "AdamW", "params": {**HYPER, "betas": list(HYPER["betas"])}},
         "patrickstar": {"memory": memory, "policy": job.options.get("policy", "planned")},
     }

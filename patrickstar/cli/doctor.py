@@ -38,7 +38,7 @@ from patrickstar.memory.pinned import page_lock
 from patrickstar.models import GPT, preset
 
 _DISK_BYTES = 512 << 20
-_EXAMPLE = f"""\\b
+_EXAMPLE = f"""\b
 This machine, with the disk that a run would spill to:
   patrickstar doctor --disk /scratch
 For a script:
