@@ -424,6 +424,24 @@ class ChunkManager:
         Each is pinned as soon as it is there: while the next one is waited for, it must neither
         leave nor be saved. Old contents are given up last, when every chunk has its place.
         """
+        try:
+            self._acquire_now(uses, pinned)
+        except BudgetError:
+            if not self._lower_the_guess():
+                raise
+            self._acquire_now(uses, pinned)
+
+    def _lower_the_guess(self) -> bool:
+        """Whether a run off its trace assumed more memory than the trace had; it no longer does."""
+        playback, lower = self._iterations.playback, False
+        if playback is not None and playback.strayed:
+            for tier, account in enumerate(self.ledger.tiers):
+                if account.other > (there := playback.other_here(tier)):
+                    self._residency.set_other(tier, there)
+                    lower = True
+        return lower
+
+    def _acquire_now(self, uses: tuple[Use, ...], pinned: list[Use]) -> None:
         self._refuse_when_over()
         if self._due:
             wanted = frozenset(use.chunk for use in uses)

@@ -5,7 +5,8 @@ now. A run that skips moments (a dropped layer, an expert not chosen) is found a
 the trace: at once if that is near, otherwise when the moment after agrees too, since a chunk that
 is merely used once more looks like its next use. One with moments of its own goes on unplanned
 until it meets the trace again. Either way it has *strayed*: measured memory cannot be trusted to
-the moment any more, and the largest of the trace is assumed from then on.
+the moment any more, and the largest of the segment is assumed from then on, as long as there is
+room for it: a guess must not make fail what the trace itself had room for.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class Playback:
     position: int = -1
     strayed: bool = False
     _guess: int | None = None
+    _segment: tuple[int, int] = (0, 0)  # the moments of the segment that the run is in
     _uses: dict[tuple[int, int], list[tuple[int, bool]]] = field(default_factory=dict, repr=False)
     _moments: dict[tuple[Use, ...], list[int]] = field(default_factory=dict, repr=False)
     _of_chunk: dict[int, list[int]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._segment = (0, len(self.plan.trace.moments))
         for index, moment in enumerate(self.plan.trace.moments):
             self._moments.setdefault(moment.uses, []).append(index)
             for use in moment.uses:
@@ -47,6 +50,7 @@ class Playback:
     def restart(self) -> None:
         """The iteration begins anew."""
         self.position, self.strayed, self._guess = -1, False, None
+        self._segment = (0, len(self.plan.trace.moments))
 
     def next_use(self, chunk: int, tier: int) -> tuple[int | None, bool]:
         """Moments until the next use of `chunk` on `tier`, and whether that use reads it.
@@ -63,10 +67,20 @@ class Playback:
 
     def segment(self, name: Hashable) -> bool:
         """Note that the run begins a segment; False if the trace has another one here."""
-        expected = [n for first, n in self.plan.trace.segments if first >= self.position + 1]
-        if self.strayed:
-            return name in expected
-        return bool(expected) and expected[0] == name
+        trace = self.plan.trace
+        ends = [first for first, _ in trace.segments[1:]] + [len(trace.moments)]
+        expected = [
+            (first, end, known)
+            for (first, known), end in zip(trace.segments, ends, strict=True)
+            if first >= self.position + 1
+        ]
+        for first, end, known in expected if self.strayed else expected[:1]:
+            if known == name:
+                self._segment = (first, end)
+                if self.strayed:  # whatever came before, it may begin as it did
+                    self._guess = first - 1
+                return True
+        return False
 
     def moment(self, uses: Sequence[Use]) -> list[Action]:
         """The actions that begin with these uses."""
@@ -82,10 +96,16 @@ class Playback:
 
     def other(self, tier: int) -> int:
         """Bytes on `tier` that no chunk will own until the next moment."""
-        trace = self.plan.trace
-        if self.strayed:
-            return trace.peak_other(tier)
-        return trace.moments[self.position].other.get(tier, 0) if self.position >= 0 else 0
+        if not self.strayed:
+            return self.other_here(tier)
+        first, end = self._segment
+        moments = self.plan.trace.moments[first:end]
+        return max((moment.other.get(tier, 0) for moment in moments), default=0)
+
+    def other_here(self, tier: int) -> int:
+        """What the trace had of them at this place of it."""
+        moments = self.plan.trace.moments
+        return moments[self.position].other.get(tier, 0) if self.position >= 0 else 0
 
     def _after(self, position: int) -> int:
         """The next moment with uses; where there are none, only memory was noted."""

@@ -44,6 +44,18 @@ def test_memory_of_a_moment_is_known_until_the_run_strays() -> None:
     assert playback.other(0) == playback.plan.trace.peak_other(0) == 23
 
 
+def test_a_run_that_strayed_assumes_the_most_of_its_segment_alone() -> None:
+    playback = there_and_back()
+    assert playback.segment("there")
+    playback.moment((Use(19, Access.READ),))
+    assert playback.other(0) == 11
+    assert playback.segment("back")
+    assert playback.other(0) == 23
+    playback.moment(use(11))  # as the segment begins in the trace, so it is found at once
+    assert playback.position == 12
+    assert playback.other_here(0) == 12
+
+
 def test_a_dropped_layer_is_passed_over_at_once() -> None:
     playback = there_and_back()
     playback.moment(use(0))
