@@ -72,7 +72,7 @@ class Segments:
             if self._running and self._forwards > _MOST_FORWARDS:
                 self.abandon()
             if not self._running:
-                self._begin(key)
+                self._begin(key, "training")
         with self._segment(("forward", key), "forward"):
             yield
 
@@ -81,7 +81,7 @@ class Segments:
         """A forward without gradients."""
         alone = not self._running and not self._is_nested()
         if alone:
-            self._begin(("evaluation", key))
+            self._begin(("evaluation", key), "evaluation")
         with self._segment(("evaluation", key), "evaluation"):
             yield
         if alone:
@@ -90,7 +90,7 @@ class Segments:
     @contextmanager
     def backward(self) -> Iterator[None]:
         if not self._running:
-            self._begin("backward")
+            self._begin("backward", "backward")
         with self._segment("backward", "backward"):
             yield
 
@@ -98,7 +98,7 @@ class Segments:
     def step(self) -> Iterator[None]:
         """The optimizer step, which ends the iteration."""
         if not self._running:
-            self._begin("step")
+            self._begin("step", "step")
         with self._segment("step", "step", watch=False):
             yield
         self._end(complete=True)
@@ -124,12 +124,12 @@ class Segments:
         """Whether the step of this iteration may leave its updates to the next one."""
         return self.planned and self._overlap.may_put_off(self._key)
 
-    def _begin(self, key: Hashable) -> None:
+    def _begin(self, key: Hashable, kind: str) -> None:
         self._key = key
         planned_as, self._spare = self._overlap.begin(key), 0
         if self._sharding is not None:
-            planned_as, ahead = self._sharding.begin(planned_as)
-            self._spare = 0 if ahead else self._sharding.spare
+            planned_as, foreseen = self._sharding.begin(planned_as, kind)
+            self._spare = 0 if foreseen else self._sharding.spare
         self.planned = self._manager.begin_iteration(planned_as)
         self._running, self._forwards = True, 1
         if self._recording is not None:
@@ -137,9 +137,9 @@ class Segments:
 
     def _end(self, *, complete: bool) -> None:
         self._running = False
-        if self._sharding is not None:
-            self._sharding.end(complete=complete)
         trace = self._manager.end_iteration()
+        if self._sharding is not None:
+            self._sharding.end(complete=True, trace=trace if complete else None)
         # What the plan expected of the last moment is gone: who needs chunks now, an update that is
         # due among them, has its room.
         self._live.recount()
@@ -156,6 +156,7 @@ class Segments:
             return
         if self._sharding is not None:
             self._sharding.ranks.comm.resumed()
+            self._sharding.begin_pass()
         planned = self._manager.segment(name) and self.planned
         self.planned = planned
         if self._recording is not None:

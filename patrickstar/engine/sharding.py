@@ -11,9 +11,12 @@ When a gathered chunk is given up does not depend on memory, which may differ be
 the order of uses alone, which does not: the collectives of all ranks stay in step. Chunks that are
 gathered and waiting can be moved to lower tiers like any other.
 
-From the second iteration of its kind on, the chunk that will be asked for next is gathered while
-the computation goes on with the one that is there (`gather_order`). That takes room for one more
-chunk; the first iteration sets it aside (`spare`), so a budget that is too small shows there.
+In a first iteration the one that was used longest ago is given up when there are two others. From
+the second of its kind on the order is known (`foresight`): what is used furthest in the future is
+given up, and what is used next is gathered while the computation goes on. That takes room for one
+more chunk, which the first iteration sets aside (`spare`), so a budget that is too small shows
+there. Where the first iteration left room on every rank, more chunks stay: as many as it takes to
+gather each of them once in a forward and once in a backward, and two may be on their way.
 
 A gradient is asked for in full after the backward, too. Before, its full chunk is this rank's own
 and is `taken`: see `engine.reducing`.
@@ -21,19 +24,21 @@ and is `taken`: see `engine.reducing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from patrickstar.comm import Work
-from patrickstar.engine.gather_order import GatherOrder
+from patrickstar.engine.foresight import Foresight
 from patrickstar.engine.in_flight import InFlight
 from patrickstar.engine.ranks import Ranks
 from patrickstar.memory import Access, Chunk, ChunkManager, Due, Use
+from patrickstar.memory.trace import Trace
 
 MOST_GATHERED = 2
-"""How many chunks that nobody uses now stay gathered; two neighbours often take turns."""
+"""How many chunks stay gathered while the order of uses is not known; neighbours take turns."""
+_UNLIMITED = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,10 @@ class Sharding:
         self._halves: dict[int, Halves] = {}
         self._gathered: dict[int, int] = {}  # versions at that time; least recently used first
         self._changed: set[int] = set()  # full chunks that were changed before they were given up
-        self._order = GatherOrder()
-        self._ahead = InFlight(manager, overlap=True)
+        self._parameters: dict[int, int] = {}  # bytes of the chunks whose order is foreseen
+        self._foresight = Foresight(self._parameters)
+        self._flying: dict[int, InFlight] = {}  # gathered ahead and not arrived yet, oldest first
+        self._extra: int | None = None  # what all ranks have room for beside the first iteration
 
     def shard(self, full: Chunk, name: str, *, from_first: bool = False) -> None:
         """Keep `full` in shards from now on; what it holds is `spread`, or it starts with zeros.
@@ -79,11 +86,14 @@ class Sharding:
         start, stop = self.ranks.own(full.numel)
         own = self._manager.create(stop - start, full.dtype, full.kind)
         self._halves[full.id] = Halves(name, full, own, start, stop, from_first)
+        if full.kind == "parameter":  # others change in the course of an iteration
+            self._parameters[full.id] = full.nbytes
 
     def forget(self, full: Chunk) -> None:
         """`full` is about to be deleted, and its contents with it."""
         self.take(full)
         self._manager.delete(self._halves.pop(full.id).own)
+        self._parameters.pop(full.id, None)
 
     def own(self, chunk: Chunk) -> Chunk:
         """Where this rank keeps its part: the shard, or the chunk itself if it is not sharded."""
@@ -99,23 +109,37 @@ class Sharding:
     @property
     def spare(self) -> int:
         """Bytes that gathering ahead takes on the compute tier."""
-        if not self._foresees:
+        if not self._comes_ahead:
             return 0
-        sizes = [
-            half.full.nbytes + 2 * half.own.nbytes
-            for half in self._halves.values()
-            if half.full.kind == "parameter"
-        ]
-        return max(sizes, default=0)
+        halves = [self._halves[chunk] for chunk in self._parameters]
+        return max((half.full.nbytes + 2 * half.own.nbytes for half in halves), default=0)
 
-    def begin(self, key: Hashable) -> tuple[Hashable, bool]:
-        """An iteration begins. Returns the key of its plan, and whether chunks come ahead in it."""
-        foreseen = self._foresees and self._order.begin(key)
-        return (("gathered ahead", key), True) if foreseen else (key, False)
+    def begin(self, key: Hashable, kind: str) -> tuple[Hashable, bool]:
+        """An iteration begins. Returns the key of its plan, and whether it is foreseen.
 
-    def end(self, *, complete: bool) -> None:
-        """The iteration is over, or was abandoned."""
-        self._order.end(complete=complete)
+        Args:
+            key: what its use of memory depends on.
+            kind: what its order of uses depends on.
+        """
+        foreseen = self._foresight.begin(kind) and self.ranks.shards_parameters
+        return (("foreseen", key), True) if foreseen else (key, False)
+
+    def begin_pass(self) -> None:
+        """A forward or a backward begins."""
+        self._foresight.begin_pass()
+
+    def end(self, *, complete: bool, trace: Trace | None = None) -> None:
+        """The iteration is over, or was abandoned.
+
+        Args:
+            trace: what it took, if it was the first of its kind and ended with a step.
+        """
+        if not self.ranks.shards_parameters:
+            return
+        if complete and trace is not None and self._extra is None:
+            self._extra = self.ranks.least(self._room_left(trace))
+        largest = max(self._parameters.values(), default=0) if self._comes_ahead else 0
+        self._foresight.end(complete=complete, ahead=largest, extra=self._extra or 0)
 
     # What is in the full chunk
 
@@ -139,14 +163,13 @@ class Sharding:
         def gather() -> None:
             self._begin_gathering(halves).wait()
             self._is_there(halves)
-            self._foresee(full.id)
+            self._look_ahead()
 
         self._wait_for_use(halves, halves.to_gather, gather)
 
     def take(self, full: Chunk) -> None:
         """The full chunk is this rank's own, and blank, until it is spread or left."""
-        if self._ahead.what == full.id:
-            self._ahead.finish()
+        self._land(full.id)
         self._manager.drop_due(full)
         self._gathered.pop(full.id, None)
         self._manager.release(full)
@@ -159,17 +182,22 @@ class Sharding:
 
     def used(self, chunks: Iterable[int]) -> None:
         """These chunks are about to be used; those that were used last are given up last."""
-        for chunk in chunks:
+        group = tuple(chunk for chunk in chunks if chunk in self._halves)
+        for chunk in group:
             version = self._gathered.pop(chunk, None)
             if version is not None:
                 self._gathered[chunk] = version
+        group = tuple(chunk for chunk in group if chunk in self._parameters)
+        if group and self._foresight.used(group):
+            self._look_ahead()
 
     def settle(self) -> set[int]:
         """Give up everything that is gathered.
 
         Returns the full chunks that had been changed when they were given up, since the last call.
         """
-        self._ahead.finish()
+        for chunk in list(self._flying):
+            self._land(chunk)
         for chunk in list(self._gathered):
             self._give_up(chunk)
         changed, self._changed = self._changed, set()
@@ -178,7 +206,7 @@ class Sharding:
     # Inside
 
     @property
-    def _foresees(self) -> bool:
+    def _comes_ahead(self) -> bool:
         return self.ranks.shards_parameters and self.ranks.overlap
 
     def _begin_gathering(self, halves: Halves) -> Work:
@@ -195,45 +223,100 @@ class Sharding:
 
     def _is_there(self, halves: Halves) -> None:
         self._gathered[halves.full.id] = self._manager.version(halves.full)
+        self._foresight.held(self._there())
 
-    def _foresee(self, chunk: int) -> None:
-        """`chunk` was asked for; begin to gather the one that will be next."""
-        if self._halves[chunk].full.kind != "parameter":
-            return  # others change in the course of an iteration
-        following = self._order.after(chunk)
-        if following is None or following in self._gathered:
+    def _there(self) -> list[int]:
+        """The parameters that are gathered or on their way."""
+        return [chunk for chunk in (*self._gathered, *self._flying) if chunk in self._parameters]
+
+    def _free(self, wanted: Collection[int] = ()) -> list[int]:
+        """What is gathered and may be given up, what was used longest ago first."""
+        return [
+            chunk
+            for chunk in self._gathered
+            if chunk not in wanted and not self._manager.is_pinned(self._halves[chunk].full)
+        ]
+
+    def _look_ahead(self) -> None:
+        """What is used now is there: begin to gather what is used next, if there is room."""
+        foresight = self._foresight
+        if not (self._comes_ahead and foresight.foreseen):
             return
-        halves = self._halves[following]
-        self._manager.drop_due(halves.full)
+        if not all(chunk in self._gathered for chunk in foresight.group):
+            return  # the rest of them comes first
+        while len(self._flying) < foresight.room.depth:
+            free = [chunk for chunk in self._free(foresight.group) if chunk in self._parameters]
+            found = foresight.ahead(self._there(), free)
+            if found is None:
+                return
+            following, victims = found
+            for chunk in victims:
+                self._give_up(chunk)
+            self._launch(self._halves[following])
 
-        def begin() -> Work:
-            return self._begin_gathering(halves)
+    def _launch(self, halves: Halves) -> None:
+        """Gather a chunk while the computation goes on."""
+        chunk, flight = halves.full.id, InFlight(self._manager, overlap=True)
+        self._manager.drop_due(halves.full)
+        try:
+            flight.start(
+                chunk,
+                halves.to_gather,
+                lambda: self._begin_gathering(halves),
+                afterwards=lambda: self._is_there(halves),
+            )
+        except BaseException:
+            self.leave(halves.full)
+            raise
+        self._flying[chunk] = flight
 
         def arrive() -> None:
-            if self._ahead.what == following:
-                self._ahead.finish()
-            self._foresee(following)
+            self._land(chunk)
+            self._look_ahead()
 
-        def there() -> None:
-            self._is_there(halves)
-
-        self._ahead.start(following, halves.to_gather, begin, afterwards=there)
         self._wait_for_use(halves, (), arrive)
 
+    def _land(self, chunk: int) -> None:
+        """Wait for a chunk that is on its way."""
+        flight = self._flying.pop(chunk, None)
+        if flight is not None:
+            flight.finish()
+
     def _make_way(self, coming: int) -> Callable[[frozenset[int]], None]:
-        """Gives up what was used longest ago, but for what is wanted together with `coming`."""
+        """Gives up what is in the way of `coming`, but for what is wanted together with it."""
 
         def make_way(wanted: frozenset[int]) -> None:
-            others = [chunk for chunk in self._gathered if chunk != coming]
-            spare = [
-                chunk
-                for chunk in others
-                if chunk not in wanted and not self._manager.is_pinned(self._halves[chunk].full)
-            ]
-            for chunk in spare[: max(len(others) + 1 - MOST_GATHERED, 0)]:
+            free = self._free({*wanted, coming})
+            if coming in self._parameters and self._foresight.foreseen:
+                free = [chunk for chunk in free if chunk in self._parameters]
+                victims = self._foresight.victims(coming, self._there(), free)
+            else:
+                others = sum(chunk != coming for chunk in self._gathered)
+                victims = free[: max(others + 1 - MOST_GATHERED, 0)]
+            for chunk in victims:
                 self._give_up(chunk)
 
         return make_way
+
+    def _room_left(self, trace: Trace) -> int:
+        """Half of the bytes that the first iteration left free, what it had set aside aside."""
+        first, *lower = self._manager.ledger.tiers
+        if first.capacity is None:
+            return _UNLIMITED
+        if not lower:
+            return max(first.capacity - first.peak, 0) // 2
+        sizes = {half.full.id: half.full.nbytes for half in self._halves.values()}
+        sizes |= {half.own.id: half.own.nbytes for half in self._halves.values()}
+        need = 0
+        for moment in trace.moments:
+            there = {use.chunk for use in moment.uses if use.tier == 0} | {*moment.held.get(0, ())}
+            need = max(need, moment.other.get(0, 0) + sum(sizes.get(chunk, 0) for chunk in there))
+        left = first.capacity - need
+        capacities = [account.capacity for account in (first, *lower)]
+        if None not in capacities:
+            kept = sum(half.own.nbytes for half in self._halves.values())
+            left = min(left, sum(c or 0 for c in capacities) - kept - need)
+        return max(left, 0) // 2
 
     def _give_up(self, chunk: int) -> None:
         full = self._halves[chunk].full

@@ -26,6 +26,7 @@ from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
 from patrickstar.optim import UpdateRule
 
+_MOST_CHUNKS, _SHORT = 64, 1 << 18  # of a model on several ranks; elements that are sent at once
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
 
@@ -154,7 +155,12 @@ class ModelState:
         largest = max(families.values(), key=lambda slots: sum(s.numel for s in slots), default=[])
         states = len(self.rule.states(groups[0])) if groups else 0
         per_element = self.specification.bytes_per_element(states)
-        return choose_limit([s.numel for s in largest], per_element, self.specification.budget)
+        numels, budget = [s.numel for s in largest], self.specification.budget
+        if self.ranks is None:
+            return choose_limit(numels, per_element, budget)
+        # A few chunks are whole on a rank at a time: they must be a small part of the model.
+        longest = min(max(sum(numels) // _MOST_CHUNKS, _SHORT), choose_limit(numels, 1, None))
+        return choose_limit(numels, per_element, budget, largest=longest)
 
     def _place(
         self,
