@@ -23,6 +23,7 @@ from patrickstar.engine.from_config import muon_groups, settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
 from patrickstar.engine.launch import among_ranks, is_launched, join, world_size
 from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.telling import Telling, telling_of
 from patrickstar.errors import ConfigError
 from patrickstar.optim import Muon, UpdateRule
 
@@ -144,7 +145,7 @@ def initialize(
             collate_fn=collate_fn,
             shuffle=False,
             sampler=sampler,
-            drop_last=False,
+            drop_last=loaded.dataloader_drop_last,
         )
     return engine, chunked, engine.training_dataloader, engine.lr_scheduler
 
@@ -216,15 +217,20 @@ def _start(
         assert config.optimizer is not None
         param_groups = functools.partial(muon_groups, settings.rule, dict(config.optimizer.params))
     comm = join(settings.device, DEFAULT_TIMEOUT) if communicator is None else communicator
+    telling: Telling | None = None
     try:
         if comm is not None:
             settings = among_ranks(settings, comm, config)
+        first = settings.ranks is None or settings.ranks.is_first
+        telling = telling_of(config, settings.device or torch.device("cpu"), first=first)
         engine, optimizer = make_engine(provider, settings, param_groups)
     except BaseException:
+        if telling is not None:
+            telling.close()
         if comm is not None and communicator is None:
             comm.close()
         raise
-    engine.config = config
+    engine.config, engine.telling = config, telling
     if communicator is None:
         engine.communicator = comm
     return engine, optimizer

@@ -1,4 +1,4 @@
-"""The metrics file (a JSON object a line) and the totals that the summary shows."""
+"""The metrics file (a JSON object a line), events, and the totals that the summary shows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import TracebackType
 
 from patrickstar.cli.loop import MemoryReport, StepMetrics
 from patrickstar.errors import ConfigError, PatrickStarError
+from patrickstar.monitor import Event
 
 _LAST = 10
 
@@ -65,6 +66,22 @@ class MetricsFile:
     ) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def events_of(metrics: StepMetrics, samples: int) -> list[Event]:
+    """What a step adds to the events that the engine hands to the config's monitors.
+
+    Args:
+        samples: trained on so far.
+    """
+    values: dict[str, float | None] = {
+        "Train/Samples/grad_norm": metrics.grad_norm,
+        "Train/Samples/step_time_s": metrics.step_time_s,
+        "Train/Samples/tokens_per_s": metrics.tokens_per_s,
+        **{f"Memory/peak_bytes/{tier}": peak for tier, peak in metrics.peak_bytes.items()},
+        **{f"Memory/moved_bytes/{pair}": moved for pair, moved in metrics.moved_bytes.items()},
+    }
+    return [(name, value, samples) for name, value in values.items() if value is not None]
 
 
 class Totals:

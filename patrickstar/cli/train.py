@@ -17,7 +17,7 @@ from rich.console import Console
 from patrickstar.cli import display
 from patrickstar.cli.failure import reported
 from patrickstar.cli.loop import Initialize, training_steps
-from patrickstar.cli.metrics import MetricsFile, Totals
+from patrickstar.cli.metrics import MetricsFile, Totals, events_of
 from patrickstar.cli.model_choice import (
     DEFAULT_MODEL,
     LONGEST_DEFAULT_SEQUENCE,
@@ -137,6 +137,7 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
                             totals.add(made)
                             file.write(made)
                             recorded.write(made)
+                            engine.monitor.write_events(events_of(made, engine.global_samples))
                             show(made, engine.memory_report())
                 finally:
                     engine.close()

@@ -71,9 +71,16 @@ class Config(Section):
     checkpoint: Checkpoint = honoured(Checkpoint(), "how checkpoints are written and read")
     dataloader_drop_last: Bool = honoured(False, "drop a last batch that is not full")
     steps_per_print: PositiveInt | None = honoured(
-        None, "updates between two progress lines; null: none"
+        None,
+        "updates between two progress lines; null: none",
+        note='logged with level INFO under the name "patrickstar", with samples a second',
     )
-    wall_clock_breakdown: Bool = honoured(False, "time forward, backward and update")
+    wall_clock_breakdown: Bool = honoured(
+        False,
+        "print the times of forward, backward and update",
+        note="an update that the planner leaves to the next forward counts there; "
+        "`patrickstar.overlap_update` false makes it part of the step",
+    )
     tensorboard: Tensorboard = honoured(Tensorboard(), "metrics to TensorBoard")
     wandb: Wandb = honoured(Wandb(), "metrics to Weights & Biases")
     csv_monitor: CsvMonitor = honoured(CsvMonitor(), "metrics to CSV files")

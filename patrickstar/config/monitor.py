@@ -1,4 +1,8 @@
-"""Where metrics go besides the terminal: tensorboard, wandb, csv_monitor and comet."""
+"""Where metrics go besides the terminal: tensorboard, wandb, csv_monitor and comet.
+
+The first rank writes `Train/Samples/` `train_loss` (the mean of its own micro-batches), `lr`,
+`loss_scale` in fp16, and with `wall_clock_breakdown` `elapsed_time_ms_forward` and the like.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,12 @@ from patrickstar.config.types import Bool, Int, Section, Str
 class Tensorboard(Section):
     """``tensorboard``."""
 
-    enabled: Bool = honoured(False, "write TensorBoard event files")
+    enabled: Bool = honoured(
+        False,
+        "write TensorBoard event files",
+        note="the extra `patrickstar[tensorboard]`; events have DeepSpeed's names, and "
+        "`Train/Samples/train_loss` comes without a pipeline too",
+    )
     output_path: Str = honoured("", "folder of the files; empty is the working directory")
     job_name: Str = honoured("DeepSpeedJobName", "folder inside output_path")
 
@@ -17,7 +26,11 @@ class Tensorboard(Section):
 class Wandb(Section):
     """``wandb``."""
 
-    enabled: Bool = honoured(False, "log to Weights & Biases")
+    enabled: Bool = honoured(
+        False,
+        "log to Weights & Biases",
+        note="the extra `patrickstar[wandb]`; WANDB_MODE=offline keeps the run on this machine",
+    )
     group: Str | None = honoured(None, "group of the run")
     team: Str | None = honoured(None, "entity that the run belongs to")
     project: Str = honoured("deepspeed", "project")
@@ -26,7 +39,11 @@ class Wandb(Section):
 class CsvMonitor(Section):
     """``csv_monitor``."""
 
-    enabled: Bool = honoured(False, "write a CSV file per metric")
+    enabled: Bool = honoured(
+        False,
+        "write a CSV file per metric",
+        note="a run that goes on in the same folder adds rows without another header",
+    )
     output_path: Str = honoured("", "folder of the files; empty is the working directory")
     job_name: Str = honoured("DeepSpeedJobName", "folder inside output_path")
 

@@ -17,14 +17,8 @@ ALWAYS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "activation_checkpointing.cpu_checkpointing": False,
         "checkpoint.tag_validation": "WARN",
-        "csv_monitor.enabled": False,
-        "dataloader_drop_last": False,
         "fp16.auto_cast": True,
-        "steps_per_print": None,
-        "tensorboard.enabled": False,
         "torch_autocast.enabled": False,
-        "wall_clock_breakdown": False,
-        "wandb.enabled": False,
         "zero_optimization.offload_optimizer.pin_memory": True,
         "zero_optimization.offload_param.pin_memory": True,
     }

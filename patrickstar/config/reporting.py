@@ -47,7 +47,7 @@ OTHER_KEYS: tuple[Key, ...] = (
             Status.ACCEPTED,
             UNSET,
             "timers that run all the time",
-            "throughput is always measured, without synchronising the device",
+            "the lines of `steps_per_print` have it, without synchronising the device",
         ),
         (
             Key("throughput", Status.ACCEPTED, {}, "samples per second", section=True),

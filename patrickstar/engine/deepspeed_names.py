@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from patrickstar.engine.ranks import Ranks
+from patrickstar.monitor import Monitor
 
 
 class DeepSpeedNames:
@@ -19,6 +20,7 @@ class DeepSpeedNames:
 
     Attributes:
         config: the resolved config of the run.
+        telling: what tells of steps, if anything does.
         training_dataloader, lr_scheduler: what `patrickstar.initialize` made or was given.
     """
 
@@ -29,6 +31,7 @@ class DeepSpeedNames:
     config: Any = None
     training_dataloader: Any = None
     lr_scheduler: Any = None
+    telling: Any
     _stepped_micro_steps = 0
     _boundary: bool | None = None
 
@@ -133,6 +136,16 @@ class DeepSpeedNames:
 
     def wall_clock_breakdown(self) -> bool:
         return bool(self.config.wall_clock_breakdown)
+
+    @property
+    def monitor(self) -> Monitor:
+        """Takes events for the monitors of the config; writes nothing on ranks but the first."""
+        return Monitor() if self.telling is None else self.telling.monitor
+
+    def get_wall_clock_timers(self) -> dict[str, float]:
+        """Milliseconds of the last micro-batch and update; empty without wall_clock_breakdown."""
+        timers = None if self.telling is None else self.telling.timers
+        return {} if timers is None else dict(timers.latest)
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """Samples of a step, samples of a forward, forwards of a step."""

@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from patrickstar.engine.saving import save, save_weights
 from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.snapshot import Snapshot
 from patrickstar.engine.state import ModelState
+from patrickstar.engine.telling import Telling
 from patrickstar.engine.together import is_there
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
 from patrickstar.errors import BudgetError, ChunkStateError, PatrickStarError
@@ -53,6 +54,7 @@ class Engine(DeepSpeedNames, nn.Module):
         communicator: closed with the engine, if it is the engine's own.
         data_position: what checkpoints keep of the data, by its `state_dict` and `load_state_dict`;
             set by whoever feeds the run.
+        telling: tells of steps, where something is wanted told.
     """
 
     module: nn.Module
@@ -76,6 +78,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
         self.record: RecordedRun | None = None
+        self.telling: Telling | None = None
         self.communicator: Communicator | None = None
         self.data_position: Any | None = None
         self._snapshot: Snapshot | None = None
@@ -95,6 +98,7 @@ class Engine(DeepSpeedNames, nn.Module):
         try:
             with ExitStack() as stack:
                 if torch.is_grad_enabled():
+                    stack.enter_context(self._timed("fwd"))
                     stack.enter_context(self._segments.forward(key))
                     stack.enter_context(self._saved.hooks())
                 else:
@@ -131,14 +135,16 @@ class Engine(DeepSpeedNames, nn.Module):
             )
         if self.record is not None:
             self.record.recording.loss(float(loss.detach()))
+        if self.telling is not None:
+            self.telling.loss(loss)
         if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
         self._refuse_when_over()
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
             one_thread = torch.autograd.set_multithreading_enabled(False)
-            with self._segments.backward(), self._gradients.backward():
-                with self._saved.hooks(), one_thread:
+            with self._timed("bwd"), self._segments.backward(), self._gradients.backward():
+                with self._saved.hooks(), one_thread, self._timed("bwd_inner"):
                     scaled = self._precision.scale_loss(loss)
                     torch.autograd.backward(scaled, retain_graph=retain_graph)
             self.micro_steps += 1
@@ -149,6 +155,20 @@ class Engine(DeepSpeedNames, nn.Module):
     def _refuse_when_over(self) -> None:
         if self.optimizer is not None:
             self.optimizer.refuse_when_over()
+
+    def _timed(self, part: str) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.telling is None else self.telling.timed(part)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Around a step of the optimizer, which is told of when it is over."""
+        if self.telling is None:
+            yield
+            return
+        steps = self.global_steps
+        with self.telling.timed("step"):
+            yield
+        self.telling.stepped(self, updated=self.global_steps > steps)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -470,6 +490,8 @@ class Engine(DeepSpeedNames, nn.Module):
                     self.communicator.close()
                 if self.record is not None:
                     self.record.close()
+                if self.telling is not None:
+                    self.telling.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         raise ChunkStateError(

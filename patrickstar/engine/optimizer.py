@@ -9,7 +9,7 @@ gradients either way: they are None afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,8 @@ class Counters(Protocol):
     def restart_accumulation(self) -> None: ...
 
     def refusal(self, error: BudgetError) -> BudgetError: ...
+
+    def stepping(self) -> AbstractContextManager[None]: ...
 
 
 class BeforeUpdates(Protocol):
@@ -131,9 +133,13 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.refuse_when_over()
-        self._counters.note_step()
-        if not self._counters.accumulation_is_complete():
-            return loss
+        with self._counters.stepping():
+            self._counters.note_step()
+            if self._counters.accumulation_is_complete():
+                self._step()
+        return loss
+
+    def _step(self) -> None:
         self._refuse_unfrozen()
         if self._gradients.incomplete:
             raise ChunkStateError(
@@ -152,7 +158,6 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             self._counters.global_steps += 1
             self._counters.skipped_steps += int(scale is None)
             self.torn = False
-        return loss
 
     def refuse_when_over(self) -> None:
         """Raise if the engine is closed, or the weights are not those of one step."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from patrickstar.monitor import Monitor
+
 
 @dataclass
 class Usage:
@@ -41,6 +43,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
         self.seen: list[torch.Tensor] = []
+        self.monitor, self.global_samples = Monitor(), 0
         self.device = torch.device("cpu")
 
     def __call__(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

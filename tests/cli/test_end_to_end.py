@@ -121,3 +121,19 @@ def test_make_train_gives_the_host_less_than_the_models_state() -> None:
     recipe = (ROOT / "Makefile").read_text()
     model, host = re.search(r"--model (\S+).*?--host-memory (\S+)", recipe, re.DOTALL).groups()
     assert parse_bytes(host) < state_bytes(model) / 2
+
+
+def test_the_monitors_of_the_config_get_what_the_metrics_file_has(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    monitor = {"enabled": True, "output_path": str(tmp_path), "job_name": "run"}
+    config.write_text(json.dumps({"train_batch_size": 2, "csv_monitor": monitor}))
+    lines = metrics_of(tmp_path / "metrics.jsonl", "--config", config, "--steps", 2)
+    for name, of in {
+        "Train_Samples_train_loss": lambda line: line["loss"],
+        "Train_Samples_grad_norm": lambda line: line["grad_norm"],
+        "Train_Samples_tokens_per_s": lambda line: line["tokens_per_s"],
+        "Memory_peak_bytes_host": lambda line: line["peak_bytes"]["host"],
+    }.items():
+        rows = (tmp_path / "run" / f"{name}.csv").read_text().splitlines()[1:]
+        written = [(int(step), float(value)) for step, value in (row.split(",") for row in rows)]
+        assert written == [(2 * line["step"], of(line)) for line in lines], name

@@ -44,7 +44,6 @@ def at(path: str, value: Any) -> dict[str, Any]:
 
 ASKING = {
     "checkpoint.tag_validation": "Fail",
-    "steps_per_print": 10,
 }
 
 
