@@ -14,7 +14,9 @@ class Checkpoint(Section):
     """``checkpoint``."""
 
     tag_validation: Annotated[Literal["WARN", "IGNORE", "FAIL"], Upper] = honoured(
-        "WARN", "what to do when ranks save under different tags: Warn, Ignore or Fail"
+        "WARN",
+        "what to do when ranks save under different tags: Warn, Ignore or Fail",
+        note="the first rank's tag is taken",
     )
 
 

@@ -16,11 +16,7 @@ from patrickstar.config.warning import Notes
 ALWAYS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "activation_checkpointing.cpu_checkpointing": False,
-        "checkpoint.tag_validation": "WARN",
-        "fp16.auto_cast": True,
         "torch_autocast.enabled": False,
-        "zero_optimization.offload_optimizer.pin_memory": True,
-        "zero_optimization.offload_param.pin_memory": True,
     }
 )
 

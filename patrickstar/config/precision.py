@@ -24,7 +24,12 @@ class Fp16(Section):
     """``fp16``."""
 
     enabled: Bool = honoured(False, "train in fp16, with fp32 master weights and a loss scale")
-    auto_cast: Bool = honoured(False, "cast floating-point inputs of the model to fp16")
+    auto_cast: Bool | None = honoured(
+        None,
+        "cast floating-point inputs of the model to fp16",
+        deepspeed=False,
+        note="inputs are cast unless it is false, as those of bf16 always are",
+    )
     loss_scale: NonNegativeFloat = honoured(
         0.0, "a static loss scale; 0 makes it dynamic", deepspeed=0
     )

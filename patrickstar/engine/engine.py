@@ -38,7 +38,7 @@ from patrickstar.engine.segments import Segments, signature
 from patrickstar.engine.snapshot import Snapshot
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.telling import Telling
-from patrickstar.engine.together import is_there
+from patrickstar.engine.together import agreed_tag, is_there
 from patrickstar.engine.weights import gather_state_dict, load_state_dict
 from patrickstar.errors import BudgetError, ChunkStateError, PatrickStarError
 from patrickstar.memory import ChunkManager, MemoryReport
@@ -343,7 +343,11 @@ class Engine(DeepSpeedNames, nn.Module):
         written = write(
             self._training(),
             Path(save_dir),
-            f"global_step{self.global_steps}" if tag is None else str(tag),
+            agreed_tag(
+                self.ranks,
+                f"global_step{self.global_steps}" if tag is None else str(tag),
+                "WARN" if self.config is None else self.config.checkpoint.tag_validation,
+            ),
             dict(client_state or {}),
             keep=keep,
             latest=save_latest,

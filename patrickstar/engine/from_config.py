@@ -30,7 +30,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def settings_from(config: Config) -> RunSettings:
     """Resolve `config` to what the engine needs."""
     ours = config.patrickstar
-    precision = Precision(config.precision, _loss_scale(config))
+    cast = config.precision != "fp16" or config.fp16.auto_cast is not False
+    precision = Precision(config.precision, _loss_scale(config), cast=cast)
     kind = config.optimizer.type if config.optimizer is not None else "AdamW"
     params = dict(config.optimizer.params) if config.optimizer is not None else {}
     rule, hyper = rule_named(kind, params, deepspeed_exact=ours.deepspeed_exact)
@@ -62,6 +63,7 @@ def settings_from(config: Config) -> RunSettings:
         exact=ours.deepspeed_exact,
         piece_size=ours.piece_size,
         device=device,
+        pin_host=_pins_host(config),
         update_on=update_on,
         record=ours.record,
         skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
@@ -115,4 +117,12 @@ def _loss_scale(config: Config) -> Any:
         consecutive_hysteresis=fp16.consecutive_hysteresis,
         min_loss_scale=fp16.min_loss_scale,
         deepspeed_exact=config.patrickstar.deepspeed_exact,
+    )
+
+
+def _pins_host(config: Config) -> bool:
+    """Whether host memory is page-locked for an accelerator: unless an offload block says no."""
+    zero = config.zero_optimization
+    return all(
+        block is None or block.pin_memory for block in (zero.offload_param, zero.offload_optimizer)
     )

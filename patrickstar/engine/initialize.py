@@ -39,7 +39,7 @@ from patrickstar.engine.stepping import ShardNorms, Stepping
 from patrickstar.errors import BudgetError, ConfigError
 from patrickstar.memory import ChunkManager, CpuTier, DiskTier, Policy, Spool, Tier, format_bytes
 from patrickstar.memory.accelerator import AcceleratorTier
-from patrickstar.memory.pinned import PinnedTier, page_lock
+from patrickstar.memory.pinned import PinnedTier, no_lock, page_lock
 from patrickstar.optim import UpdateRule
 
 _MOST_NAMES = 8  # of the weights of a chunk, in the facts of a recorded run
@@ -70,6 +70,7 @@ class RunSettings:
     overlap_update: bool = True
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
+    pin_host: bool = True  # page-lock the host's memory for it
     update_on: Literal["host", "device"] = "host"
     verify_disk: bool = False  # checksums of what goes to the disk tier
     record: Path | None = None  # a folder that the run is recorded into
@@ -119,7 +120,8 @@ def make_tiers(settings: RunSettings) -> list[Tier]:
     if device is not None:
         budget = free_budget(device) if budget is None else budget
         tiers.append(AcceleratorTier("device", budget, device))
-        tiers.append(PinnedTier("host", settings.host_budget, page_lock(device)))
+        lock = page_lock(device) if settings.pin_host else no_lock
+        tiers.append(PinnedTier("host", settings.host_budget, lock))
     else:
         if budget is not None:
             tiers.append(CpuTier("device", budget))

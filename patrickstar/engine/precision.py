@@ -14,10 +14,16 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """`name` is "fp32", "bf16" or "fp16"; `scaler` scales losses, None leaves them."""
+    """What a run of the precision `name` casts.
 
-    def __init__(self, name: str, scaler: LossScale | None = None) -> None:
-        self.name = name
+    Args:
+        name: "fp32", "bf16" or "fp16".
+        scaler: scales losses; None leaves them.
+        cast: whether inputs of the model are cast.
+    """
+
+    def __init__(self, name: str, scaler: LossScale | None = None, *, cast: bool = True) -> None:
+        self.name, self._cast = name, cast
         self.dtype = _DTYPES[name]
         self.scaler = scaler
 
@@ -35,7 +41,7 @@ class Precision:
 
     def cast_inputs(self, inputs: Any) -> Any:
         """Floating-point tensors in the training precision, everything else as it is."""
-        if not self.low:
+        if not (self.low and self._cast):
             return inputs
 
         def cast(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ raise the error. A checkpoint is opened by all of them; the first one verifies i
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -76,6 +77,29 @@ def write_together(ranks: Ranks | None, walk: Walk, write: Callable[[], None]) -
         raise failure
     if texts[0]:
         raise CheckpointError(f"the first rank could not save: {texts[0].decode()}")
+
+
+def agreed_tag(ranks: Ranks | None, tag: str, validation: str) -> str:
+    """The tag under which a checkpoint is saved: the first rank's; called on all ranks.
+
+    Args:
+        validation: what to do where tags differ: "WARN", "FAIL" or "IGNORE".
+
+    Raises:
+        CheckpointError: they differ and `validation` is "FAIL"; on every rank.
+    """
+    if ranks is None:
+        return tag
+    tags = [t.decode() for t in ranks.comm.control.exchange_bytes("checkpoint tags", tag.encode())]
+    if len(set(tags)) > 1 and validation != "IGNORE":
+        told = (
+            f"the ranks save one checkpoint under different tags ({', '.join(sorted(set(tags)))}); "
+            "give all of them the same"
+        )
+        if validation == "FAIL":
+            raise CheckpointError(f"{told}, or set checkpoint.tag_validation to 'Warn'")
+        warnings.warn(f"{told}. It is saved as {tags[0]!r}", stacklevel=3)
+    return tags[0]
 
 
 def open_together(ranks: Ranks | None, folder: Path, tag: str | None) -> Checkpoint:

@@ -109,10 +109,15 @@ class PinnedTier:
                 block.unlock()  # its memory goes with the last tensor over it
 
 
+def no_lock(address: int, nbytes: int) -> Unlock:
+    """Leave pages as they are; copies then go through a buffer of the driver's."""
+    return lambda: None
+
+
 def page_lock(device: torch.device) -> Lock:
     """What locks pages for `device`; does nothing where no way is known."""
     if device.type != "cuda":
-        return lambda address, nbytes: lambda: None
+        return no_lock
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
     def lock(address: int, nbytes: int) -> Unlock:
