@@ -68,7 +68,11 @@ class TorchAutocast(Section):
     """``torch_autocast``."""
 
     enabled: Bool = honoured(False, "run the model under `torch.autocast`")
-    dtype: DType | None = honoured(None, "what autocast computes in; null is PyTorch's choice")
+    dtype: DType | None = honoured(
+        None,
+        "what autocast computes in",
+        note="null is bf16; fp16 is refused, since the section `fp16` has the loss scale",
+    )
     lower_precision_safe_modules: tuple[Str, ...] | None = honoured(
         None, "module classes whose parameters are kept and communicated in that dtype"
     )

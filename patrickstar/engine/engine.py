@@ -107,7 +107,8 @@ class Engine(DeepSpeedNames, nn.Module):
                 args, kwargs = self._precision.cast_inputs((args, kwargs))
                 if not self._segments.planned:
                     self._last_inputs = shapes_of((args, kwargs))
-                return self.module(*args, **kwargs)
+                with self._precision.computing(self.device):
+                    return self.module(*args, **kwargs)
         except BudgetError as error:
             raise self.refusal(error) from error
 

@@ -31,7 +31,9 @@ def settings_from(config: Config) -> RunSettings:
     """Resolve `config` to what the engine needs."""
     ours = config.patrickstar
     cast = config.precision != "fp16" or config.fp16.auto_cast is not False
-    precision = Precision(config.precision, _loss_scale(config), cast=cast)
+    precision = Precision(
+        config.precision, _loss_scale(config), cast=cast, autocast=_autocast(config)
+    )
     kind = config.optimizer.type if config.optimizer is not None else "AdamW"
     params = dict(config.optimizer.params) if config.optimizer is not None else {}
     rule, hyper = rule_named(kind, params, deepspeed_exact=ours.deepspeed_exact)
@@ -126,3 +128,16 @@ def _pins_host(config: Config) -> bool:
     return all(
         block is None or block.pin_memory for block in (zero.offload_param, zero.offload_optimizer)
     )
+
+
+def _autocast(config: Config) -> torch.dtype | None:
+    wanted = config.torch_autocast
+    if not wanted.enabled:
+        return None
+    if config.precision != "fp32" or wanted.dtype not in (None, "bf16"):
+        raise ConfigError(
+            "torch_autocast computes in bf16 over fp32 weights here: turn fp16 and bf16 off and "
+            "set torch_autocast.dtype to 'bfloat16', or use the section fp16, which has a loss "
+            "scale"
+        )
+    return torch.bfloat16

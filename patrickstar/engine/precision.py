@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,9 +21,18 @@ class Precision:
         name: "fp32", "bf16" or "fp16".
         scaler: scales losses; None leaves them.
         cast: whether inputs of the model are cast.
+        autocast: what `torch.autocast` computes in; None computes in the dtype of the weights.
     """
 
-    def __init__(self, name: str, scaler: LossScale | None = None, *, cast: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        scaler: LossScale | None = None,
+        *,
+        cast: bool = True,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self._autocast = autocast
         self.name, self._cast = name, cast
         self.dtype = _DTYPES[name]
         self.scaler = scaler
@@ -35,6 +45,12 @@ class Precision:
     @property
     def loss_scale(self) -> float:
         return 1.0 if self.scaler is None else self.scaler.loss_scale
+
+    def computing(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Around a forward on `device`."""
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, self._autocast)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.scaler is None else loss.float() * self.loss_scale

@@ -16,7 +16,7 @@ import patrickstar
 from patrickstar.config import load_config
 from patrickstar.engine import initialize
 from patrickstar.engine.from_config import settings_from
-from patrickstar.errors import CheckpointError
+from patrickstar.errors import CheckpointError, ConfigError
 from tests.rank_pool import RankPool
 
 
@@ -92,3 +92,38 @@ def test_ranks_that_save_under_different_tags_are_told(ranks: RankPool, validati
 
 def test_ranks_that_save_under_one_tag_hear_nothing(ranks: RankPool) -> None:
     assert ranks.run(save_as, 2, tempfile.mkdtemp(), "Fail", False) == [[], []]
+
+
+def test_torch_autocast_gives_the_numbers_of_a_plain_loop_under_autocast() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+
+    config = {
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "gradient_clipping": 0,
+    }
+    engine, optimizer = patrickstar.initialize_engine(model, config)
+    plain = model()
+    other = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
+    other.param_groups[0]["weight_decay"] = optimizer.param_groups[0]["weight_decay"]
+    for step in range(4):
+        x = torch.full((2, 8), 1.0 + step)
+        out = engine(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = plain(x)
+        assert out.dtype is torch.bfloat16 and torch.equal(out, expected)
+        engine.backward(out.float().square().mean())
+        engine.step()
+        expected.float().square().mean().backward()
+        other.step()
+        other.zero_grad()
+    assert next(engine.parameters()).dtype is torch.float32
+    engine.close()
+
+
+def test_torch_autocast_in_fp16_is_refused() -> None:
+    config = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+    with pytest.raises(ConfigError, match="section fp16"):
+        patrickstar.initialize_engine(nn.Linear(4, 1), config)
