@@ -43,7 +43,7 @@ This machine, with the disk that a run would spill to:
   patrickstar doctor --disk /scratch
 For a script:
   patrickstar doctor --json
-It takes seconds, and a file of {_DISK_BYTES >> 20} MiB in the folder while it looks at the disk.
+It takes seconds, and a file of {_DISK_BYTES >> 20} MiB in the folder for that time.
 Exit code 0: training will work; 1: something will fail.
 """
 
@@ -70,7 +70,7 @@ def doctor_command(
 
     def doctor(
         disk: Annotated[
-            Path, typer.Option(metavar="PATH", help="Folder on the disk to spill to. [this one]")
+            Path, typer.Option(metavar="PATH", help="Folder on the disk to spill to.")
         ] = Path(),
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
         debug: Annotated[

@@ -20,7 +20,8 @@ _EXAMPLE = """\b
 The weights of the latest checkpoint in runs, as model.safetensors:
   patrickstar export-checkpoint runs --output weights
 The fp32 master weights, in files of at most 2 GB:
-  patrickstar export-checkpoint runs --output weights --dtype float32 --shard-size 2GB
+  patrickstar export-checkpoint runs --output weights --dtype float32 \\
+    --shard-size 2GB
 A folder that transformers' from_pretrained loads:
   patrickstar export-checkpoint runs --output my-llama --hf config.json
 """
@@ -43,7 +44,7 @@ def export_checkpoint(
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="Which one. [the latest]")] = None,
     hf: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="config.json of the Hugging Face model that this is."),
+        typer.Option(metavar="FILE", help="config.json of this Hugging Face model. [none]"),
     ] = None,
     dtype: Annotated[
         Precision, typer.Option(help="Precision of the weights; float32 takes the masters.")

@@ -51,10 +51,10 @@ def plan(
         ),
     ] = None,
     hf_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hugging Face config.json instead.")
+        Path | None, typer.Option(metavar="FILE", help="Hugging Face config.json. [none]")
     ] = None,
     provider: Annotated[
-        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own model_provider instead.")
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your own provider. [none]")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON config. [bf16, AdamW, clip 1]")

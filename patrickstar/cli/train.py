@@ -53,7 +53,7 @@ Model = Annotated[
 ]
 HfConfig = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Hugging Face config.json to build instead."),
+    typer.Option(metavar="FILE", help="Hugging Face config.json to build. [none]"),
 ]
 Data = Annotated[
     Path | None,
