@@ -14,10 +14,11 @@ from patrickstar.cli.failure import reported
 from patrickstar.memory.sizes import format_bytes
 
 _EXAMPLE = """\b
-All of the latest checkpoint: weights, masters, moments, step, loss scale, schedule:
+All of the latest one: weights, masters, moments, step, scale, schedule:
   patrickstar import-checkpoint runs/ds --output runs/ps
 One by its tag, for a script:
-  patrickstar import-checkpoint runs/ds --tag step200 --output runs/ps --json
+  patrickstar import-checkpoint runs/ds --tag step200 --output runs/ps \\
+    --json
 Then, in the training script:
   model.load_checkpoint("runs/ps")
 """

@@ -139,7 +139,12 @@ def run_plain(
     trained = [p for group in given for p in group["params"] if p.requires_grad]
     masters = {id(p): p.detach().clone() if low else p for p in trained}
     if low:
-        module.to(torch.bfloat16 if precision == "bf16" else torch.float16)
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        for p in module.parameters():
+            p.data = p.data.to(dtype)
+        for part in module.modules():  # rotary tables stay in fp32, as with DeepSpeed
+            if isinstance(part, nn.modules.batchnorm._NormBase):
+                part.to(dtype)
     made = [
         {**g, "params": [masters[id(p)] for p in g["params"] if p.requires_grad]} for g in given
     ]
