@@ -287,6 +287,30 @@ def overheads(result: Result) -> Iterator[str]:
         yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
 
 
+def rss(result: Result) -> Iterator[str]:
+    """What each process held above its budget and its imports, and whether that was allowed."""
+    rows = []
+    for part in result["parts"]:
+        answer = part.get("answer")
+        if answer is None:
+            rows.append([" ".join(part["arguments"]), *[""] * 5, NOT_MEASURED])
+            continue
+        above, allowed = answer["above"], answer["allowed"]
+        rows.append(
+            [f"{answer['model']}, {answer['precision']} ({answer['parameters'] / 1e6:.0f}M)"]
+            + [f"{answer[key] / 2**20:.0f}" for key in ("budget", "booked", "imports", "peak")]
+            + [f"{above / 2**20:.0f}", "kept" if above <= allowed else "**broken**"]
+        )
+    heads = ("model", "host budget", "most in the books", "imports", "peak RSS", "above both")
+    yield from table((*heads, "promise"), rows)
+    for part in result["parts"]:
+        if part["not_measured"]:
+            yield ""
+            yield f"{' '.join(part['arguments'])}: {NOT_MEASURED} ({part['not_measured']})"
+    yield ""
+    yield f"Measured {result['started']}; all in MiB."
+
+
 def network(result: Result) -> Iterator[str]:
     """What of the communication a computation hides."""
     rows = []
@@ -322,6 +346,7 @@ RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "parity": parity,
     "network": network,
     "prediction": prediction,
+    "rss": rss,
 }
 
 

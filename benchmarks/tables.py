@@ -133,6 +133,22 @@ SCRIPTS = {
     "prediction": Script(
         "prediction", "benchmarks.prediction", tuple(("--case", name) for name in CASES)
     ),
+    "rss": Script(
+        "rss",
+        "benchmarks.resident",
+        (
+            ("--model", "gpt-tiny", "--host", "9MiB"),
+            ("--model", "gpt-25m", "--host", "160MiB"),
+            ("--model", "gpt-25m", "--host", "320MiB", "--precision", "fp32"),
+            ("--model", "bert-base", "--host", "700MiB"),
+            ("--model", "bert-base", "--host", "1.25GiB", "--precision", "fp32"),
+            ("--model", "llama-130m", "--host", "1GiB"),
+            ("--model", "gpt-300m", "--host", "1.32GiB"),
+            ("--model", "gpt-300m", "--host", "2GiB"),
+            ("--model", "gpt-300m", "--host", "4GiB", "--precision", "fp32"),
+            ("--model", "gpt-1b", "--host", "4GiB", "--steps", "3"),
+        ),
+    ),
     "policy": Script(
         "policy",
         "benchmarks.policies",

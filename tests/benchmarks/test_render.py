@@ -118,3 +118,18 @@ def test_losses_that_differ_are_not_called_the_same(result: dict[str, Any], tmp_
     other = copy.deepcopy(result)
     other["rows"]["ours"]["runs"][0]["losses"][-1] = 0.75
     assert line_of(page(other, tmp_path), "Ours")[-1] == "last differs by 2e-01"
+
+
+def test_a_process_above_its_budget_breaks_the_promise_on_the_page(tmp_path: Path) -> None:
+    answer = {"model": "M", "precision": "bf16", "parameters": 2_000_000, "allowed": 256 << 20}
+    answer |= dict.fromkeys(("budget", "booked", "imports", "peak"), 5 << 20)
+    parts = [
+        {"arguments": [], "not_measured": None, "answer": {**answer, "above": above << 20}}
+        for above in (256, 257)
+    ]
+    parts.append({"arguments": ["--model", "N"], "not_measured": "took too long"})
+    result = {"kind": "rss", "started": "2026-01-01", "parts": parts}
+    (tmp_path / "rss.json").write_text(json.dumps(result))
+    text = rendered("<!-- table rss -->\n<!-- end rss -->\n", tmp_path)
+    assert "| 256 | kept |" in text and "| 257 | **broken** |" in text
+    assert "--model N: not measured (took too long)" in text
