@@ -86,6 +86,9 @@ def busy_seconds() -> float:
 def run_child(command: list[str], log: Path, settings: Settings) -> dict[str, Any]:
     """Run `command` to its end; what the kernel says of it.
 
+    `max_rss` counts what this process held when it forked too, so this process stays lean: it
+    imports no torch.
+
     Raises:
         NotMeasuredError: it failed or took too long.
     """

@@ -55,8 +55,17 @@ def test_a_block_is_of_a_language_that_is_tried() -> None:
 
 
 def test_a_command_is_one_that_can_be_tried_or_belongs_to_a_cluster() -> None:
-    kinds = ("patrickstar ", "make ", ".venv/bin/python ", "torchrun ", "srun ", "first=")
+    tried = ("patrickstar ", "make ", ".venv/bin/python ")
+    cluster = ("torchrun ", "srun ", "first=")
+    # CI runs what installs DeepSpeed; test_what_ci_installs_is_what_a_page_names.
+    kinds = (*tried, *cluster, "DS_BUILD_OPS=0 .venv/bin/pip install deepspeed==")
     assert [line for line in COMMANDS if not line.startswith(kinds)] == []
+
+
+def test_what_ci_installs_is_what_a_page_names() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    named = {word for line in COMMANDS for word in line.split() if word.startswith("deepspeed==")}
+    assert len(named) == 1 and named.pop() in ci
 
 
 def test_make_targets_and_scripts_that_a_page_names_exist() -> None:

@@ -199,7 +199,8 @@ def test_what_deepspeed_reads_from_a_config_is_what_we_read(module: Module) -> N
         "prescale_gradients": True,
         "gradient_predivide_factor": 2.0,
         "wall_clock_breakdown": True,
-        "fp16": {"enabled": True, "loss_scale_window": 200, "hysteresis": 3},
+        # auto_cast is said: left out, inputs are cast here and are not there.
+        "fp16": {"enabled": True, "auto_cast": True, "loss_scale_window": 200, "hysteresis": 3},
         "data_types": {"grad_accum_dtype": "fp32"},
         "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.8, 0.9]}},
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
