@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from patrickstar.errors import ChunkStateError
 from patrickstar.memory.chunk import Chunk
 from patrickstar.memory.copying import prepare_copy
-from patrickstar.memory.heap import ProcessHeap
+from patrickstar.memory.heap import ProcessHeap, give_back_free_pages
 from patrickstar.memory.ledger import CopyState, Ledger
 from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.pinned import PinnedTier
@@ -233,6 +233,7 @@ class Residency:
             tier.close()
         if self._heap is not None:
             self._heap.close()
+        give_back_free_pages()
 
     def _give_back(self, chunk: int, tiers: Sequence[int], why: Why) -> None:
         for tier in tiers:
