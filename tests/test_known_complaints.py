@@ -469,22 +469,17 @@ def test_resuming_takes_no_more_memory_than_training(ranks, tmp_path):
 # Every rank loads the full model: #3722, #1814, #5617.
 
 
-def build(rank: int, size: int) -> int:
+def build(rank: int, size: int, how: str) -> int:
     """How much a rank holds at most while it builds and trains its part of 96 MiB of weights."""
-    before = forget_peak()
-    engine, _ = deepspeed.initialize_engine(
-        lambda: layers(24), config(patrickstar={"chunk_size": MIB}), param_groups=_first_layer
-    )
-    return _then_close(engine, before)
-
-
-def _first_layer(module: nn.Module) -> list[dict[str, Any]]:
-    """Hardly anything is trained, so that the weights are what takes memory."""
-    module[1:].requires_grad_(False)  # type: ignore[index]
-    return [{"params": list(module[0].parameters())}]  # type: ignore[index]
-
-
-def _then_close(engine: Any, before: int) -> int:
+    given, before = config(patrickstar={"chunk_size": MIB}), forget_peak()
+    if how == "provider":
+        engine, _ = deepspeed.initialize_engine(_mostly_frozen, given)
+    else:
+        with deepspeed.zero.Init(
+            config_dict_or_path=given if how == "Init with a config" else None
+        ):
+            module = _mostly_frozen()
+        engine = begin(module, given)
     engine.backward(engine(torch.ones(1, 1024)).square().mean())
     engine.step()
     peak = resident("VmHWM") - before
@@ -492,6 +487,14 @@ def _then_close(engine: Any, before: int) -> int:
     return peak
 
 
-def test_no_rank_holds_the_full_model(ranks):
-    for peak in ranks.run(build, 2):
+def _mostly_frozen() -> nn.Module:
+    """Hardly anything is trained, so that the weights are what takes memory."""
+    module = layers(24)
+    module[1:].requires_grad_(False)  # type: ignore[index]
+    return module
+
+
+@pytest.mark.parametrize("how", ["provider", "Init with a config", "Init without one"])
+def test_no_rank_holds_the_full_model(ranks, how):
+    for peak in ranks.run(build, 2, how):
         assert peak < 48 * MIB + 32 * MIB  # its half, and chunks of 4 MiB that come and go

@@ -7,6 +7,11 @@ the parameters. A later `initialize` with the same memory settings goes on with 
 settings, or for a module whose parts were built under several of these contexts, `bring_in` carries
 the parameters over one by one.
 
+With several ranks, chunks of a module for ZeRO stage 3 are shared from the beginning, over a
+communicator of their own that is closed when the last parameter has left them: no rank ever holds
+the full model. One that is never passed to `initialize` (a teacher, say) stays so, and is used by
+all ranks together.
+
 The chunks hold the parameters' own dtype until `initialize`, and the random numbers are those of an
 ordinary construction. DeepSpeed casts under `zero.Init` already and draws others in 16 bits.
 """
@@ -14,6 +19,7 @@ ordinary construction. DeepSpeed casts under `zero.Init` already and draws other
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +48,17 @@ class Ahead:
     home: ChunkHome
     nursery: Nursery
 
+    def connected(self) -> AbstractContextManager[object]:
+        """Closes the connection with the other ranks at its end; they learn of an exception."""
+        ranks = self.settings.ranks
+        return nullcontext() if ranks is None else ranks.comm
+
+    def close(self) -> None:
+        """Nobody lives here any more."""
+        self.home.ahead = None
+        with self.connected():
+            pass
+
 
 def take_over(provider: Callable[[], nn.Module] | nn.Module, settings: RunSettings) -> Ahead | None:
     """What `provider`, a module, was built with, if a run with `settings` can go on with it.
@@ -52,10 +69,9 @@ def take_over(provider: Callable[[], nn.Module] | nn.Module, settings: RunSettin
         return None
     for parameter in provider.parameters():
         home = getattr(parameter, "_home", None)
-        if isinstance(home, ChunkHome) and home.ahead is not None:
-            ahead, home.ahead = home.ahead, None
-            if settings.record is None and _memory(ahead.settings) == _memory(settings):
-                return ahead
+        ahead = home.ahead if isinstance(home, ChunkHome) else None
+        if ahead is not None and settings.record is None:
+            return ahead if _memory(ahead.settings) == _memory(settings) else None
     return None
 
 
@@ -84,8 +100,10 @@ def bring_in(module: nn.Module, nursery: Nursery) -> None:
         for part in _parts(parameter):
             room = _room(part)
             lodgers[room] = lodgers.get(room, 0) + 1
+    homes = {id(_home(parameter)): _home(parameter) for parameter in strangers}
     for parameter in strangers:
-        parts, manager = _parts(parameter), _home(parameter).manager
+        parts, home = _parts(parameter), _home(parameter)
+        manager = home.manager
         rooms = [_room(part) for part in parts]
         whole = torch.cat([_copy(part) for part in parts]) if len(parts) > 1 else _copy(parts[0])
         for part in parts:
@@ -96,9 +114,13 @@ def bring_in(module: nn.Module, nursery: Nursery) -> None:
         for room in rooms:
             lodgers[room] -= 1
             chunk = manager.chunk(room[1])
-            if not lodgers[room] and not manager.is_referenced(chunk):
-                manager.delete(chunk)
+            # Other modules of the same context may live there, too.
+            if not lodgers[room] and not manager.permanent_views(chunk) and home.ahead is not None:
+                home.ahead.nursery.give_up(chunk)
         nursery.adopt(parameter)
+    for home in homes.values():
+        if home.ahead is not None and not home.ahead.nursery.chunks:
+            home.ahead.close()
 
 
 def _parts(parameter: nn.Parameter) -> list[nn.Parameter]:

@@ -72,13 +72,13 @@ class GatheredParameters:
 def _take_from(parameter: Any, rank: int) -> None:
     """Give every rank the parameter that `rank` has."""
     home: Any = getattr(parameter, "_home", None)
-    training = None if home is None or home.training is None else home.training()
-    if training is None or training.state.ranks is None:
+    if home is None or home.sharding is None:
         return
     pieces = parameter.pieces if isinstance(parameter, PiecedParameter) else [parameter]
     for piece in pieces:
-        aligned, slot = training.state.of(piece)
+        chunk, offset = home.place(piece)
+        name = f"gathered parameter of shape {tuple(piece.shape)}"
         with home.use([piece], writes=[piece]), torch.no_grad():
-            flat = training.state.manager.tensor(aligned.parameter)
-            part = flat[slot.offset : slot.offset + slot.numel]
-            training.state.ranks.from_rank(f"parameter {slot.name}", part, rank)
+            flat = home.manager.tensor(home.manager.chunk(chunk))
+            part = flat[offset : offset + piece.numel()]
+            home.sharding.ranks.from_rank(name, part, rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,6 +98,9 @@ def make_engine(
         if record is not None:
             record.close()
         raise
+    finally:
+        if ahead is not None:
+            ahead.close()
 
 
 def make_manager(
@@ -238,8 +241,11 @@ def _nursery(
         else:
             yield ahead.nursery
         return
-    begun = building(settings) if ahead is None else ahead
-    with closing(begun.manager):
+    begun = ahead
+    if begun is None:
+        ranks = None if settings.ranks is None else settings.ranks.in_cpu_memory()
+        begun = building(replace(settings, ranks=ranks))
+    with begun.connected(), closing(begun.manager):
         host = home.host_tier
         manager.set_other(host, begun.manager.ledger.tiers[0].capacity or 0)
         yield begun.nursery
@@ -247,7 +253,11 @@ def _nursery(
 
 
 def building(settings: RunSettings) -> Ahead:
-    """Where a model is built: in CPU memory always, so that its random numbers are the CPU's."""
+    """Where a model is built: in CPU memory always, so that its random numbers are the CPU's.
+
+    Args:
+        settings: their `ranks`, if there are any, are connected for this alone.
+    """
     if settings.device is None:
         manager = make_manager(settings, make_tiers(settings))
     else:
@@ -257,7 +267,10 @@ def building(settings: RunSettings) -> Ahead:
             tiers.append(DiskTier("disk", Spool(*settings.disk, verify=settings.verify_disk)))
         manager = ChunkManager(tiers)
     home = ChunkHome(manager)
-    return Ahead(settings, manager, home, Nursery(manager, home, settings.piece_size))
+    sharding = None if settings.ranks is None else Sharding(manager, settings.ranks)
+    longest = None if sharding is None else settings.chunk_limit or 1 << 20
+    nursery = Nursery(manager, home, settings.piece_size, longest, sharding)
+    return Ahead(settings, manager, home, nursery)
 
 
 def _lay_out(

@@ -11,7 +11,7 @@ A run on one rank has no `Ranks`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,6 +66,11 @@ class Ranks:
     @property
     def shards_parameters(self) -> bool:
         return self.stage >= 3
+
+    def in_cpu_memory(self) -> Ranks:
+        """The same ranks, connected anew for buffers in CPU memory; whoever asks closes `comm`."""
+        comm = Communicator.open(self.comm.topology, device="cpu", timeout=self.comm.timeout)
+        return replace(self, comm=comm, chunks=ShardedComm(comm))
 
     def padded(self, numel: int) -> int:
         """The length of a chunk of at least `numel` elements whose shards are equal and aligned."""

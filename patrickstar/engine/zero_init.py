@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
 
+from patrickstar.comm.communicator import DEFAULT_TIMEOUT
 from patrickstar.config import load_config
 from patrickstar.engine.ahead import Ahead
-from patrickstar.engine.construct import into
+from patrickstar.engine.construct import Nursery, into
 from patrickstar.engine.from_config import settings_from
 from patrickstar.engine.initialize import building
+from patrickstar.engine.launch import among_ranks, join, world_size
 
 GivenConfig = Mapping[str, Any] | str | os.PathLike[str] | None
 
@@ -52,17 +54,17 @@ class Init:
         enabled: bool = True,
         **others: Any,
     ) -> None:
-        self._entered: list[AbstractContextManager[None]] = []
+        self._entered: list[AbstractContextManager[Nursery]] = []
         self._enabled = enabled
         self._config = config if config is not None else config_dict_or_path
         if module is not None and enabled:
-            ahead = begin(self._config)
-            for parameter in list(module.parameters()):
-                ahead.nursery.adopt(parameter)
+            with _into(begin(self._config).nursery) as nursery:
+                for parameter in list(module.parameters()):
+                    nursery.adopt(parameter)
 
     def __enter__(self) -> None:
         if self._enabled:
-            building = into(begin(self._config).nursery)
+            building = _into(begin(self._config).nursery)
             building.__enter__()
             self._entered.append(building)
 
@@ -71,12 +73,31 @@ class Init:
             self._entered.pop().__exit__(*raised)
 
 
+@contextmanager
+def _into(nursery: Nursery) -> Iterator[Nursery]:
+    """As `construct.into`, and the last chunks are shared with the other ranks, too."""
+    with into(nursery):
+        yield nursery
+    nursery.complete()
+
+
 def begin(config: GivenConfig) -> Ahead:
-    """Tiers, a manager and a nursery under the budgets of `config`."""
+    """Tiers, a manager and a nursery under the budgets of `config`.
+
+    Several ranks share the chunks if `config` is for ZeRO stage 3, or if there is none, since this
+    context is a part of stage 3.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `initialize` says the same of the same config
         given: Any = {} if config is None else config
-        loaded = load_config(dict(given) if isinstance(given, Mapping) else given)
-    ahead = building(settings_from(loaded))
+        loaded = load_config(
+            dict(given) if isinstance(given, Mapping) else given, world_size=world_size()
+        )
+    settings = settings_from(loaded)
+    if world_size() > 1 and (config is None or loaded.zero_optimization.stage == 3):
+        comm = join(None, DEFAULT_TIMEOUT)  # modules are built in CPU memory
+        assert comm is not None
+        settings = among_ranks(settings, comm, loaded)
+    ahead = building(settings)
     ahead.home.ahead = ahead
     return ahead

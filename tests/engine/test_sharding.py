@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 from torch import nn
 
 import patrickstar
-from patrickstar.comm import Communicator
+from patrickstar.comm import Communicator, ShardedComm
+from patrickstar.engine.initialize import make_engine
+from patrickstar.engine.ranks import Ranks
 from patrickstar.errors import BudgetError
+from tests.engine.training import settings
 from tests.rank_pool import RankPool
 
-WIDTH, LAYERS = 64, 6
+WIDTH, LAYERS, MIB = 64, 6, 1 << 20
 
 
 class Deep(nn.Module):
@@ -91,3 +95,26 @@ def test_gathering_ahead_needs_no_more_than_the_first_step_was_granted(
         assert found["losses"] == ([] if found["refused"] == 0 else unlimited)
         answers.add(found["refused"])
     assert answers == {None, 0}
+
+
+def mostly_frozen() -> nn.Module:
+    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(40)))
+    module[1:].requires_grad_(False)  # type: ignore[index]
+    return module
+
+
+def build_for_an_accelerator(rank: int, size: int) -> int:
+    """The bytes of the weights; the CPU stands for the accelerator."""
+    how = settings(device=MIB, host=MIB, chunk=4096, accelerator=True)
+    with Communicator.open(timeout=60.0) as comm:
+        engine, _ = make_engine(
+            mostly_frozen, replace(how, ranks=Ranks(comm, ShardedComm(comm), 3))
+        )
+        weights = sum(p.nbytes for p in engine.parameters())
+        engine.close()
+    return weights
+
+
+def test_what_is_built_for_an_accelerator_is_shared_from_the_beginning(ranks: RankPool) -> None:
+    """It is built in half of the host's budget, which the full model is larger than."""
+    assert min(ranks.run(build_for_an_accelerator, 2)) > MIB // 2

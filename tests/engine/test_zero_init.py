@@ -12,6 +12,7 @@ from torch import nn
 import patrickstar
 from patrickstar.engine.parameter import ManagedParameter
 from patrickstar.errors import BudgetError, ConfigError
+from tests.rank_pool import RankPool
 
 
 def network(width: int = 16) -> nn.Module:
@@ -150,6 +151,54 @@ def test_more_than_the_budget_holds_is_gathered_one_by_one(tmp_path: Path) -> No
     assert [p.detach().mean().item() for p in module.parameters()] == [float(i) for i in range(32)]
     assert engine.memory_report().tiers["host"].peak <= 160 * 1024
     engine.close()
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_two_modules_of_one_context_live_on_apart(budget: bool, tmp_path: Path) -> None:
+    """One is carried to another manager (`budget`) or taken over; the other keeps its weights."""
+    with patrickstar.zero.Init():
+        teacher, student = network(), network()
+    expected = network()
+    assert losses(student, config(tmp_path if budget else None)) == losses(network(), config())
+    x = torch.randn(4, 8)
+    assert torch.equal(teacher(x), expected(x))
+
+
+def on_ranks(rank: int, size: int, stage: int, init: bool, folder: str) -> Any:
+    """A run whose first rank has changed a weight before it began; its losses and weights."""
+    memory = {"host": "256KiB", "disk": f"{folder}/{rank}"}
+    given = {
+        "train_batch_size": 4 * size,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"memory": memory, "chunk_size": 128},
+    }
+    with patrickstar.zero.Init(config_dict_or_path=given, enabled=init):
+        module = network()
+    with patrickstar.zero.GatheredParameters(module[2].weight, modifier_rank=0), torch.no_grad():
+        if rank == 0 or not init:  # ordinary parameters are changed on all ranks
+            module[2].weight.fill_(0.25)
+    engine, *_ = patrickstar.initialize(model=module, config=given)
+    generator, found = torch.Generator().manual_seed(rank), []
+    for _ in range(3):
+        loss = engine(torch.randn(4, 8, generator=generator)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    weights = {name: weight.clone() for name, weight in engine.state_dict().items()}
+    engine.close()
+    return found, weights
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_ranks_that_share_what_is_built_have_the_numbers_of_any_other(
+    stage: int, ranks: RankPool, tmp_path: Path
+) -> None:
+    ahead = ranks.run(on_ranks, 2, stage, True, str(tmp_path))
+    ordinary = ranks.run(on_ranks, 2, stage, False, str(tmp_path))
+    for (losses_ahead, weights), (expected, others) in zip(ahead, ordinary, strict=True):
+        assert losses_ahead == expected
+        assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
 
 
 def test_plain_parameters_and_a_disabled_context_are_left_alone() -> None:
