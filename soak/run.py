@@ -30,6 +30,7 @@ RESULTS = ROOT / "soak" / "results"
 # The parts, and how many times each tries by default; what is counted is the part's to say.
 PARTS = {
     "budgets": 220,
+    "plans": 220,
     "kills": 100,
     "readers": 100_000,
     "engines": 50,

@@ -12,8 +12,8 @@ full model. Weights that differ (another seed) are those of the first rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, ManagedView, manage, release
 from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
 from patrickstar.engine.sharding import Sharding
-from patrickstar.errors import ConfigError
+from patrickstar.errors import BudgetError, ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, Use
 from patrickstar.memory.layout import ALIGN
 
@@ -38,6 +38,11 @@ class Nursery:
     Args:
         longest: the most elements of a chunk, but for parameters that are longer.
         sharding: keeps the chunks in shards, if several ranks build the model.
+
+    Attributes:
+        on_paper: should a budget not do, build the rest of the model without data, to find out what
+            it takes.
+        refused: which budget did not, if that came about.
     """
 
     def __init__(
@@ -52,19 +57,35 @@ class Nursery:
         self.sharding = home.sharding = sharding
         self._full: list[Chunk] = []  # nothing is added to them any more
         memory = [tier for tier in manager.tiers if isinstance(tier, CpuTier)]
-        budgets = [tier.capacity for tier in memory if tier.capacity is not None]
-        # A thirty-second of the tightest budget, in fp32.
-        self._length = max(_SHORTEST, min([longest or _LONGEST, *(b // 128 for b in budgets)]))
+        self._length = construction_length([tier.capacity for tier in memory], longest)
         if sharding is not None:  # budgets may differ, chunks may not
             self._length = sharding.ranks.least(self._length)
         self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
         self.chunks: list[Chunk] = []
+        self.on_paper = False
+        self.refused: BudgetError | None = None
+        self._paper = ExitStack()
         home.move_to_new_data, home.adopt = self.readopt, self.adopt
 
     def adopt(self, parameter: nn.Parameter) -> None:
         """Move an ordinary parameter into a chunk; others are left as they are."""
         if not is_ordinary(parameter):
             return
+        if self.refused is None:
+            try:
+                self._adopt(parameter)
+                return
+            except BudgetError as error:
+                if not self.on_paper:
+                    raise
+                self.refused = error
+                self._paper.enter_context(torch.device("meta"))
+        if type(parameter) is nn.Parameter:
+            bare = torch.empty_like(parameter, device="meta", requires_grad=False)
+            new = nn.Parameter(bare, parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
+
+    def _adopt(self, parameter: nn.Parameter) -> None:
         rows = rows_per_piece(parameter.shape, self._piece_size)
         if rows is not None and parameter.is_contiguous():
             split(parameter, rows, self.home, self.adopt)
@@ -80,6 +101,10 @@ class Nursery:
         self.manager.keep_view(chunk, parameter)
         del flat, data
         self._spread_full()
+
+    def leave_paper(self) -> None:
+        """Building has ended, well or not."""
+        self._paper.close()
 
     def complete(self) -> None:
         """The model is built."""
@@ -133,6 +158,13 @@ class Nursery:
         return chunk
 
 
+def construction_length(budgets: Iterable[int | None], longest: int | None = None) -> int:
+    """Elements of a construction chunk under these budgets: a thirty-second of the tightest, in
+    fp32."""
+    tightest = [budget // 128 for budget in budgets if budget is not None]
+    return max(_SHORTEST, min([longest or _LONGEST, *tightest]))
+
+
 def view_of(
     flat: torch.Tensor, offset: int, shape: torch.Size, stride: tuple[int, ...] | None = None
 ) -> torch.Tensor:
@@ -149,11 +181,15 @@ def view_of(
 
 def is_ordinary(parameter: nn.Parameter) -> bool:
     """Whether this is a parameter that a chunk can hold: real, dense and floating-point."""
+    return may_be_managed(parameter) and not parameter.is_meta
+
+
+def may_be_managed(parameter: nn.Parameter) -> bool:
+    """Whether a chunk can hold this parameter, once it has data."""
     return (
         type(parameter) is nn.Parameter
         and type(parameter.data) is torch.Tensor
         and parameter.layout is torch.strided
-        and not parameter.is_meta
         and parameter.is_floating_point()
         and parameter.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     )
@@ -219,6 +255,13 @@ def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn
     Raises:
         ConfigError: what came is no module, or a parameter has no data.
     """
+    try:
+        return _build(provider, nursery)
+    finally:
+        nursery.leave_paper()
+
+
+def _build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn.Module:
     if isinstance(provider, nn.Module):
         module = provider
     elif not callable(provider):
@@ -235,7 +278,7 @@ def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn
                 "pass a callable that builds and returns the model, or the model itself"
             )
     for name, parameter in module.named_parameters():
-        if parameter.is_meta:
+        if parameter.is_meta and nursery.refused is None:
             raise ConfigError(
                 f"parameter {name!r} is on the meta device and has no data; "
                 "load weights into it inside model_provider, or build it on the CPU"

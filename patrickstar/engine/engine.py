@@ -199,8 +199,17 @@ class Engine(DeepSpeedNames, nn.Module):
             return error
         if self._segments.planned or self._last_inputs is None:
             return error
-        base = self._segments.base
-        return with_smallest(error, self.module, self._state, self._last_inputs, base)
+        assert self.optimizer is not None
+        groups, base = self.optimizer.param_groups, self._segments.base
+        return with_smallest(
+            error,
+            self.module,
+            self._state,
+            groups,
+            self._last_inputs,
+            base,
+            self.accumulation_steps,
+        )
 
     def step(self) -> None:
         """`optimizer.step()` followed by `zero_grad()`, for those who step the engine."""

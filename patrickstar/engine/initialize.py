@@ -31,13 +31,13 @@ from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.reducing import GradientReducer
-from patrickstar.engine.refusal import to_build, with_margin
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.sharding import Sharding
-from patrickstar.engine.state import ModelState, StateSpecification
+from patrickstar.engine.sizing import refuse_what_cannot_fit, refused_to_build, specification_of
+from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import ShardNorms, Stepping
 from patrickstar.errors import BudgetError, ConfigError
-from patrickstar.memory import ChunkManager, CpuTier, DiskTier, Policy, Spool, Tier, format_bytes
+from patrickstar.memory import ChunkManager, CpuTier, DiskTier, Policy, Spool, Tier
 from patrickstar.memory.accelerator import AcceleratorTier
 from patrickstar.memory.pinned import PinnedTier, no_lock, page_lock
 from patrickstar.optim import UpdateRule
@@ -149,12 +149,7 @@ def _assemble(
         refuse_other_settings(settings, settings.ranks)
         sharding = Sharding(manager, settings.ranks)
     with _nursery(manager, home, settings, ahead, sharding) as nursery:
-        if isinstance(provider, nn.Module):
-            bring_in(provider, nursery)
-        try:
-            module = build(provider, nursery)
-        except BudgetError as error:
-            raise to_build(error) from error
+        module = _built(provider, nursery, settings, param_groups)
         settings.precision.cast_buffers(module)
         if settings.device is not None:
             move_unmanaged(module, settings.device)
@@ -169,7 +164,7 @@ def _assemble(
         try:
             state.move_in(nursery)
         except BudgetError as error:
-            raise to_build(error) from error
+            raise refused_to_build(error, None, groups, settings) from error
         if settings.ranks is not None:
             take_first_ranks(dict([*module.named_buffers(), *state.unmanaged]), settings.ranks)
         for parameter in module.parameters():
@@ -218,6 +213,38 @@ def _assemble(
     if settings.make_scheduler is not None:
         engine.schedule_with(settings.make_scheduler(optimizer))
     return engine, optimizer
+
+
+def _built(
+    provider: Callable[[], nn.Module] | nn.Module,
+    nursery: Nursery,
+    settings: RunSettings,
+    param_groups: ParamGroups | None,
+) -> nn.Module:
+    """The model, built into `nursery`.
+
+    Raises:
+        BudgetError: that takes more than there is; what is named is enough for the whole state.
+    """
+    ready = provider if isinstance(provider, nn.Module) else None
+    nursery.on_paper = ready is None and settings.ranks is None
+    module = ready
+    try:
+        if ready is not None:
+            bring_in(ready, nursery)
+        module = build(provider, nursery)
+        if nursery.refused is None:
+            return module
+        error = nursery.refused
+    except Exception as raised:
+        if nursery.refused is not None:  # it needs data to be built
+            error = nursery.refused
+        elif isinstance(raised, BudgetError):
+            error = raised
+        else:
+            raise
+    groups = [] if module is None else parameter_groups(module, settings, param_groups)
+    raise refused_to_build(error, module, groups, settings) from error
 
 
 @contextmanager
@@ -288,29 +315,11 @@ def _lay_out(
     specification = specification_of(settings, first.name, first.capacity)
     _refuse_whole_tensor_rules(settings)
     state = ModelState(module, groups, settings.rule, specification, manager, home, sharding)
-    _refuse_what_cannot_fit(state)
+    base = sum(buffer.nbytes for buffer in module.buffers())
+    refuse_what_cannot_fit(state, module, groups, settings, base)
     _refuse_unmanaged(state)
     _reserve_disk(state, settings)
     return groups, state
-
-
-def specification_of(settings: RunSettings, first: str, budget: int | None) -> StateSpecification:
-    """What the state of a run with `settings` consists of.
-
-    Args:
-        first, budget: the name and the budget of the fastest tier.
-    """
-    # Without a tier for the device, the host is it.
-    update_on = settings.update_on if first == "device" else "host"
-    return StateSpecification(
-        settings.precision.dtype,
-        settings.grad_dtype,
-        settings.precision.low,
-        settings.round_masters,
-        settings.chunk_limit,
-        settings.host_budget if update_on == "host" else budget,
-        update_on,
-    )
 
 
 def _refuse_whole_tensor_rules(settings: RunSettings) -> None:
@@ -371,24 +380,6 @@ def _whole(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         for parameter in parameters
         for part in (parameter.pieces if isinstance(parameter, PiecedParameter) else [parameter])
     ]
-
-
-def _refuse_what_cannot_fit(state: ModelState) -> None:
-    """An update holds all chunks of its weights at once; without room for that nothing works."""
-    account = state.manager.ledger.tiers[state.update_tier]
-    smallest = state.smallest_update() + (account.other if state.update_tier == 0 else 0)
-    if account.capacity is not None and smallest > account.capacity:
-        named = with_margin(smallest)
-        raise BudgetError(
-            f"the {account.name} budget of {format_bytes(account.capacity)} is too small for this "
-            f"model: updating its largest chunk ({state.limit} weights) holds "
-            f"{format_bytes(smallest)} at once. The smallest budget that works is "
-            f"{format_bytes(named)} ({named} bytes) plus room for activations; "
-            "or set patrickstar.chunk_size lower (patrickstar.piece_size for one large parameter)",
-            tier=account.name,
-            budget=account.capacity,
-            smallest=named,
-        )
 
 
 def _reserve_disk(state: ModelState, settings: RunSettings) -> None:

@@ -146,7 +146,10 @@ class ChunkedOptimizer(torch.optim.Optimizer):
                 "the last backward ended early, so the gradients are not those of a whole batch. "
                 "Drop them with optimizer.zero_grad() and run forward and backward again"
             )
-        refuse_what_would_not_repeat(self.model_state, self.model_state.manager.recorded)
+        try:
+            refuse_what_would_not_repeat(self.model_state, self.model_state.manager.recorded)
+        except BudgetError as error:
+            raise self._counters.refusal(error) from error
         with InterruptsAfterwards():
             self.torn = True
             try:

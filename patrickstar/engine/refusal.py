@@ -11,20 +11,21 @@ update, so that no run is refused after it began to train.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from patrickstar.engine.grouping import gradient_alone, grouped, parameter_alone
+from patrickstar.engine.needs import Needs, with_margin
 from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import update_uses
 from patrickstar.errors import BudgetError
-from patrickstar.memory import DiskTier, Moment, Trace, Use, format_bytes, make_plan
-
-_MARGIN = 64 << 10
+from patrickstar.memory import DiskTier, Moment, Trace, format_bytes, make_plan
 
 
 def shapes_of(inputs: Any) -> Any:
@@ -32,14 +33,14 @@ def shapes_of(inputs: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="meta"), inputs)
 
 
-def rehearsed_trace(
+def rehearsed_alone(
     module: nn.Module,
     state: ModelState,
     inputs: Any,
     base: int,
     sink: OperatorSink | None = None,
 ) -> Trace:
-    """The trace of one iteration of an engine's model on inputs of these shapes.
+    """The trace of an engine's model on inputs of these shapes, with every parameter by itself.
 
     Args:
         base: bytes that are always there and no chunk owns.
@@ -50,26 +51,24 @@ def rehearsed_trace(
         if isinstance(parameter, PiecedParameter):
             raise NotImplementedError("parameters in pieces are not rehearsed")
         if id(parameter) in state.slots:
-            aligned, _ = state.of(parameter)
-            gradient = None if aligned.gradient is None else aligned.gradient.id
-            chunks[name] = RehearsedChunks(aligned.parameter.id, gradient)
-    tier = state.update_tier
-    updates: list[tuple[tuple[Use, ...], int | None]] = [
-        (update_uses(aligned, tier, remade=True), aligned.gradient.id)
-        for aligned in state.aligned
-        if aligned.gradient is not None
-    ]
+            aligned, slot = state.of(parameter)
+            gradient = None if aligned.gradient is None else gradient_alone(slot.index)
+            chunks[name] = RehearsedChunks(parameter_alone(slot.index), gradient)
     kinds = state.specification
     return rehearse(
         module,
         inputs,
         chunks,
-        updates,
         dtype=kinds.dtype,
         grad_dtype=kinds.grad_dtype,
         base=base,
         sink=sink,
     )
+
+
+def rehearsed_trace(module: nn.Module, state: ModelState, inputs: Any, base: int) -> Trace:
+    """The trace of one iteration, as the run would write it."""
+    return grouped(rehearsed_alone(module, state, inputs, base), state)[0]
 
 
 def _excess(real: Trace | None, rehearsed: Trace) -> int:
@@ -82,11 +81,22 @@ def _excess(real: Trace | None, rehearsed: Trace) -> int:
 
 
 def with_smallest(
-    error: BudgetError, module: nn.Module, state: ModelState, inputs: Any, base: int
+    error: BudgetError,
+    module: nn.Module,
+    state: ModelState,
+    groups: Sequence[dict[str, Any]],
+    inputs: Any,
+    base: int,
+    backwards: int,
 ) -> BudgetError:
-    """`error`, naming the smallest budget for the whole iteration if it can be found out."""
+    """`error`, naming the smallest budget for the whole iteration if it can be found out.
+
+    Args:
+        groups: the optimizer's.
+        backwards: before every step.
+    """
     try:
-        trace = rehearsed_trace(module, state, inputs, base)
+        alone = rehearsed_alone(module, state, inputs, base)
     except Exception:  # a path that depends on data: what is known is that this much is needed
         more = with_margin(error.smallest)
         return BudgetError(
@@ -97,11 +107,32 @@ def with_smallest(
             smallest=more,
         )
     manager = state.manager
-    tier = [t.name for t in manager.tiers].index(error.tier)
-    smallest = max(_need(state, trace, tier), error.smallest)
+    memory = [tier for tier in manager.tiers if not isinstance(tier, DiskTier)]
+    names = [tier.name for tier in memory]
+    needs = Needs(
+        module,
+        groups,
+        state.rule,
+        state.specification,
+        names,
+        manager.policy,
+        disk=len(memory) < len(manager.tiers),
+        alone=alone,
+        backwards=backwards,
+        dtypes=None,
+        base=base,
+    )
+    if error.tier not in names:
+        return error
+    verdict = needs.judge(tuple(tier.capacity for tier in memory))
+    smallest = verdict.smallest[names.index(error.tier)]
     # Real kernels may keep more than the fake ones (packed weights, workspaces): by how much more
     # is seen where both have been.
-    smallest = with_margin(smallest + 2 * _excess(manager.abandoned, trace))
+    excess = 2 * _excess(manager.abandoned, grouped(alone, state)[0])
+    if excess > with_margin(smallest) - smallest:  # more than the margin that it has
+        smallest += excess
+    if max(error.smallest, error.budget) >= smallest:  # real kernels take more than is known here
+        smallest = with_margin(max(error.smallest, error.budget))
     return _too_small(error.tier, error.budget, smallest, f" ({error})")
 
 
@@ -129,26 +160,7 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
             moments.append(Moment(uses, other, (aligned.gradient.id,)))
     need = _need(state, Trace(moments), lowest)
     if need > budget:
-        raise _too_small(manager.tiers[lowest].name, budget, with_margin(need))
-
-
-def to_build(error: BudgetError) -> BudgetError:
-    """`error`, which came while the model was built, with room for what comes next.
-
-    What the updates and the batches need is known later, and refused by itself.
-    """
-    more = with_margin(error.smallest)
-    return BudgetError(
-        f"{error}. This is needed to build the model; try {format_bytes(more)} ({more} bytes)",
-        tier=error.tier,
-        budget=error.budget,
-        smallest=more,
-    )
-
-
-def with_margin(nbytes: int) -> int:
-    """A budget of `nbytes`, with room for what no plan knows: norms, losses, small workspaces."""
-    return nbytes + nbytes // 64 + _MARGIN
+        raise _too_small(manager.tiers[lowest].name, budget, need)
 
 
 def _need(state: ModelState, trace: Trace, tier: int) -> int:

@@ -1,9 +1,9 @@
 """An iteration played through without computing.
 
-The module runs on fake tensors (shapes and dtypes without data): its forward, a backward from the
-sum of its outputs, and the updates. The same watching that a first live iteration has writes the
-same trace, so a plan can be made from it before anything is allocated. A model whose path depends
-on the data cannot be rehearsed.
+The module runs on fake tensors (shapes and dtypes without data): its forward, and a backward from
+the sum of its outputs. The same watching that a first live iteration has writes the same trace, so
+a plan can be made from it before anything is allocated. The updates follow from the layout of the
+chunks; see `grouping`. A model whose path depends on the data cannot be rehearsed.
 """
 
 from __future__ import annotations
@@ -203,7 +203,6 @@ def rehearse(
     module: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     chunks: Mapping[str, RehearsedChunks],
-    updates: list[tuple[tuple[Use, ...], int | None]],
     *,
     dtype: torch.dtype,
     grad_dtype: torch.dtype | None = None,
@@ -212,11 +211,12 @@ def rehearse(
 ) -> Trace:
     """The trace of one iteration of `module` on inputs of these shapes.
 
+    Its last moment is the step, which uses nothing here.
+
     Args:
         module: on any device, the meta device included; it is not changed.
         inputs: positional and keyword arguments; tensors of the right shapes on any device.
         chunks: for each parameter name, where it lives.
-        updates: the uses of each step of the optimizer and the gradient chunk it gives up.
         dtype: of the parameters and floating-point buffers during training.
         grad_dtype: of the gradients in their chunks; `dtype` if not given.
         base: bytes that are always there and no chunk owns.
@@ -251,10 +251,8 @@ def rehearse(
                     loss.backward()  # type: ignore[no-untyped-call]
         del loss, state, made, fake_mode
         stage.segment("step")
-        for uses, gradient in updates:
-            stage.use(*uses)
-            if gradient is not None:
-                stage.recorder.blanked(gradient)
+        stage.recorder.moment(())
+        stage.after()
     return stage.recorder.trace
 
 

@@ -30,7 +30,7 @@ _MOST_CHUNKS, _SHORT = 64, 1 << 18  # of a model on several ranks; elements that
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
 
-def _in_pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def in_pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Named parameters, with the pieces of those that are kept in pieces."""
     for name, parameter in module.named_parameters():
         if isinstance(parameter, PiecedParameter):
@@ -120,7 +120,7 @@ class ModelState:
     def _build(self, module: nn.Module, groups: Sequence[dict[str, Any]]) -> None:
         group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
         families: dict[tuple[int, bool], list[Slot]] = {}
-        for name, parameter in _in_pieces(module):
+        for name, parameter in in_pieces(module):
             if type(parameter) is not ManagedParameter:
                 self.unmanaged.append((name, parameter))
                 continue

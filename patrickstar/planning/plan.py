@@ -197,12 +197,9 @@ class _Asked:
     def rehearsed(
         self,
         provider: Provider,
-        settings: RunSettings | None = None,
         inputs: Inputs | None = None,
-        known: Rehearsed | None = None,
     ) -> Rehearsed:
-        inputs, settings = inputs or self._inputs, settings or self._settings
-        return rehearse_run(provider, inputs, settings, known=known)
+        return rehearse_run(provider, inputs or self._inputs, self._settings)
 
     def predicted(
         self,
@@ -253,12 +250,10 @@ class _Asked:
 
         if settings.host_budget is not None:
             more = replace(settings, host_budget=2 * settings.host_budget)
-            then = self.rehearsed(provider, more, known=run)
-            tried("twice the host memory", self.predicted(then, more))
+            tried("twice the host memory", self.predicted(run.under(more), more))
         if settings.device_budget is not None:
             more = replace(settings, device_budget=2 * settings.device_budget)
-            then = self.rehearsed(provider, more, known=run)
-            tried("twice the device memory", self.predicted(then, more))
+            tried("twice the device memory", self.predicted(run.under(more), more))
         disk = self.facts.disk
         if settings.disk is not None and disk is not None:
             faster = disk.model_copy(update={"read": 2 * disk.read, "write": 2 * disk.write})
@@ -267,7 +262,7 @@ class _Asked:
         if recomputing is not None:
             tried("recomputation the other way", self.predicted(self.rehearsed(recomputing)))
         larger = tree_map_only(torch.Tensor, _twice, self._inputs)
-        tried("a batch twice as large", self.predicted(self.rehearsed(provider, None, larger)), 2)
+        tried("a batch twice as large", self.predicted(self.rehearsed(provider, larger)), 2)
         return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from patrickstar.engine.initialize import RunSettings
+from patrickstar.engine.needs import Verdict
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
 from patrickstar.memory import Plan, Trace, make_plan
@@ -19,7 +20,6 @@ from patrickstar.planning.timeline import Lane, Timeline, play
 from patrickstar.planning.timing import Seconds
 
 _SLOT = 4096  # bytes: what places on a disk are multiples of
-_MARGIN = 4096  # bytes: gradient norms and the like
 _WORTH_NAMING = 0.1  # of a step: whoever waits less is bound by what computes
 
 
@@ -108,12 +108,12 @@ def predict(
         seconds: of an operator on the machine.
         measured: whether `seconds` were measured.
     """
-    budgets = [settings.device_budget, settings.host_budget][-len(run.names) :]
-    disk = settings.disk is not None
+    budgets, disk = run.budgets, settings.disk is not None
     # Without a disk nothing leaves the lowest tier; one more below it shows what it must hold.
     plan = _live_plan(run, settings, [*budgets, None] if disk else [*budgets[:-1], None, None])
-    tiers = _tiers(run, settings, plan, budgets)
-    fits = all(tier.fits for tier in tiers.values())
+    verdict = run.needs.judge(budgets)
+    tiers = _tiers(run, settings, plan, verdict)
+    fits = verdict.fits and all(tier.fits for tier in tiers.values())
     names = list(tiers)
     moved: dict[str, int] = {}
     for index, (upper, lower) in enumerate(itertools.pairwise(names)):
@@ -147,22 +147,16 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
 
 
 def _tiers(
-    run: Rehearsed, settings: RunSettings, plan: Plan, budgets: Sequence[int | None]
+    run: Rehearsed, settings: RunSettings, plan: Plan, verdict: Verdict
 ) -> dict[str, TierPrediction]:
-    found: dict[str, TierPrediction] = {}
-    for index, (name, budget) in enumerate(zip(run.names, budgets, strict=True)):
-        lowest = settings.disk is None and index + 1 == len(run.names)
-        least = plan.smallest.get(index, 0)
-        if lowest:
-            least = plan.peak.get(index, 0)
-            if budget is not None and least > budget and _holds_all(run, settings, budgets):
-                least = budget
-        least += _MARGIN if least else 0
-        if index == run.update_tier:  # refused before anything runs
-            least = max(least, run.smallest_update + (run.base if index == 0 else 0))
-        found[name] = TierPrediction(budget, least, max(plan.peak.get(index, 0), least))
+    found = {
+        name: TierPrediction(budget, smallest, plan.peak.get(index, smallest))
+        for index, (name, budget, smallest) in enumerate(
+            zip(run.names, run.budgets, verdict.smallest, strict=True)
+        )
+    }
     if settings.disk is not None:
-        found["disk"] = _disk(run, settings.disk[1], budgets)
+        found["disk"] = _disk(run, settings.disk[1], run.budgets)
     return found
 
 
@@ -175,14 +169,6 @@ def _disk(run: Rehearsed, budget: int | None, above: Sequence[int | None]) -> Ti
     moving = 2 * max(slots, default=0)
     least = min(sum(slots), max(0, sum(slots) + moving - max(0, memory)))
     return TierPrediction(budget, least, sum(slots))
-
-
-def _holds_all(run: Rehearsed, settings: RunSettings, budgets: Sequence[int | None]) -> bool:
-    """Whether the lowest tier's budget does if contents go that others have, or that died."""
-    plan = make_plan(run.trace, run.sizes, [*budgets, None], settings.policy, prefetch=False)
-    tier = len(budgets) - 1
-    moves = plan.saved.get(tier, 1) or plan.loaded.get(tier, 1)
-    return not moves and plan.fits(budgets)
 
 
 def _timeline(
@@ -198,7 +184,11 @@ def _timeline(
     updates = machine.computes if on_device else machine.processor
     begins = [first for first, name in run.trace.segments if name == "step"]
     until = begins[0] if begins else len(run.trace.moments)
-    computing = run.work.seconds(len(run.trace.moments), seconds, machine.computes.copy_bytes_per_s)
+    computing = [0.0] * len(run.trace.moments)
+    step = run.work_moments - 1  # where nothing computes but updates
+    each = run.work.seconds(step, seconds, machine.computes.copy_bytes_per_s)
+    for index, in_trace in enumerate(run.places[:-1]):
+        computing[in_trace] += each[index % step]
     of = {id(moment): n for n, moment in enumerate(run.trace.moments[:until])}
     compute, update = [], []
     for moment in plan.trace.moments:

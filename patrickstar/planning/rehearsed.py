@@ -1,32 +1,32 @@
 """A run rehearsed: its model built on the meta device, laid out as the engine would, traced.
 
 Nothing here depends on what memory there is, but for one thing: the length of chunks is chosen by
-the budget of the tier that updates run on (`memory.layout`), so another budget may mean another
-layout and another trace.
+the budget of the tier that updates run on (`memory.layout`). So the model is rehearsed once, and
+seen through the layout of whatever budgets are asked about.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.initialize import (
     ParamGroups,
     RunSettings,
     parameter_groups,
-    specification_of,
 )
+from patrickstar.engine.needs import Budgets, LaidOut, Needs
+from patrickstar.engine.on_paper import manage_on_paper
 from patrickstar.engine.overlap import families
-from patrickstar.engine.parameter import ManagedParameter
-from patrickstar.engine.refusal import rehearsed_trace
+from patrickstar.engine.refusal import rehearsed_alone
+from patrickstar.engine.sizing import dtypes_of, memory_of, needs_of
 from patrickstar.engine.state import ModelState
 from patrickstar.errors import ConfigError, PatrickStarError
-from patrickstar.memory import ChunkManager, CpuTier, Trace
+from patrickstar.memory import Trace
 from patrickstar.planning.work import Work
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -39,7 +39,12 @@ class Rehearsed:
     Attributes:
         names: of the tiers in memory, fastest first.
         parameters: weights of the model; `trained`, those that are updated.
+        needs: says which budgets work.
+        budgets: that the layout is for.
         trace: of one iteration.
+        work_moments: how many moments `work` has, the step included.
+        places: for every moment of `work`, as often as there are backwards before a step, the one
+            in `trace` that it is part of.
         sizes: bytes of every chunk.
         family: for each chunk that an update touches, the parameter chunk that it goes with.
         work: what is computed.
@@ -47,7 +52,6 @@ class Rehearsed:
         dtype: of the weights.
         state_bytes: of all chunks.
         updates: bytes that the update of each parameter chunk reads and writes.
-        smallest_update: bytes that the largest update holds at once.
         update_tier: where updates run.
         chunks, chunk_elements: how many groups of aligned chunks, and the longest.
     """
@@ -55,7 +59,11 @@ class Rehearsed:
     names: tuple[str, ...]
     parameters: int
     trained: int
+    needs: Needs
+    budgets: Budgets
     trace: Trace
+    work_moments: int
+    places: list[int]
     sizes: dict[int, int]
     family: dict[int, int]
     work: Work
@@ -63,7 +71,6 @@ class Rehearsed:
     dtype: torch.dtype
     state_bytes: int
     updates: dict[int, int]
-    smallest_update: int
     update_tier: int
     chunks: int
     chunk_elements: int
@@ -78,13 +85,17 @@ class Rehearsed:
         """The most that no chunk owns, at any moment."""
         return self.trace.peak_other(0)
 
+    def under(self, settings: RunSettings) -> Rehearsed:
+        """The same model on the same inputs under other budgets."""
+        _, budgets = memory_of(settings)
+        return replace(self, budgets=budgets, **_seen_through(self.needs.laid_out(budgets)))
+
 
 def rehearse_run(
     provider: Callable[[], nn.Module],
     inputs: Inputs,
     settings: RunSettings,
     param_groups: ParamGroups | None = None,
-    known: Rehearsed | None = None,
 ) -> Rehearsed:
     """Build the provider's model without data and rehearse an iteration on `inputs`.
 
@@ -92,45 +103,55 @@ def rehearse_run(
         provider: is called with the meta device as the default.
         inputs: positional and keyword arguments of one forward; shapes and dtypes count.
         param_groups: as `initialize_engine` takes it.
-        known: the same model on the same inputs under other budgets; it is the answer if these
-            budgets give the same layout.
 
     Raises:
         ConfigError: the model cannot be built or rehearsed without data.
     """
     module = _built(provider)
-    names = ("host",) if settings.device_budget is None else ("device", "host")
-    # Tiers without budgets: nothing is ever put on them here.
-    manager = ChunkManager([CpuTier(name, None) for name in names])
-    work = Work()
+    dtypes = dtypes_of(module)
+    settings.precision.cast_buffers(module)
+    base = sum(buffer.nbytes for buffer in module.buffers())
+    manage_on_paper(module)
+    groups = parameter_groups(module, settings, param_groups)
+    needs, work = needs_of(module, groups, settings, dtypes=dtypes, base=base), Work()
+    names, budgets = memory_of(settings)
     try:
-        settings.precision.cast_buffers(module)
-        base = sum(buffer.nbytes for buffer in module.buffers())
-        state = _lay_out(module, settings, param_groups, manager)
-        sizes = {chunk.id: chunk.nbytes for a in state.aligned for chunk in a.chunks()}
-        layout = (names, sizes, state.update_tier)
-        if known is not None and (known.names, known.sizes, known.update_tier) == layout:
-            return known
-        trace = _traced(module, state, inputs, base, work)
-        return Rehearsed(
-            names=names,
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
-            trained=sum(a.parameter.numel for a in state.aligned if a.gradient is not None),
-            trace=trace,
-            sizes=sizes,
-            family=families(state.aligned),
-            work=work,
-            base=base,
-            dtype=state.specification.dtype,
-            state_bytes=state.total_bytes(),
-            updates=_update_bytes(state),
-            smallest_update=state.smallest_update(),
-            update_tier=state.update_tier,
-            chunks=len(state.aligned),
-            chunk_elements=state.limit,
-        )
-    finally:
-        manager.close()
+        alone = rehearsed_alone(module, needs.laid_out(budgets).state, inputs, base, work)
+    except Exception as error:
+        raise ConfigError(
+            "this model cannot be rehearsed without data, because what it does depends on the "
+            f"values of its inputs, or on shapes other than those given ({error})"
+        ) from error
+    needs.alone = alone
+    laid = needs.laid_out(budgets)
+    aligned = laid.state.aligned
+    return Rehearsed(
+        names=names,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        trained=sum(slot.numel for a in aligned if a.gradient is not None for slot in a.slots),
+        needs=needs,
+        budgets=budgets,
+        work=work,
+        work_moments=len(alone.moments),
+        base=base,
+        dtype=laid.state.specification.dtype,
+        update_tier=laid.state.update_tier,
+        **_seen_through(laid),
+    )
+
+
+def _seen_through(laid: LaidOut) -> dict[str, Any]:
+    """What of a `Rehearsed` follows from a layout."""
+    return {
+        "trace": laid.trace,
+        "places": laid.places,
+        "sizes": laid.sizes,
+        "family": families(laid.state.aligned),
+        "state_bytes": laid.state.total_bytes(),
+        "updates": _update_bytes(laid.state),
+        "chunks": len(laid.state.aligned),
+        "chunk_elements": laid.state.limit,
+    }
 
 
 def _update_bytes(state: ModelState) -> dict[int, int]:
@@ -161,29 +182,3 @@ def _built(provider: Callable[[], nn.Module]) -> nn.Module:
             f"the model provider returned a {type(module).__name__}; it must return an nn.Module"
         )
     return module
-
-
-def _lay_out(
-    module: nn.Module,
-    settings: RunSettings,
-    param_groups: ParamGroups | None,
-    manager: ChunkManager,
-) -> ModelState:
-    home = ChunkHome(manager)
-    for parameter in module.parameters():
-        # Laid out like the real ones, and never touched.
-        parameter.__class__ = ManagedParameter
-        parameter._home = home  # type: ignore[attr-defined]
-    specification = specification_of(settings, manager.tiers[0].name, settings.device_budget)
-    groups = parameter_groups(module, settings, param_groups)
-    return ModelState(module, groups, settings.rule, specification, manager, home)
-
-
-def _traced(module: nn.Module, state: ModelState, inputs: Inputs, base: int, work: Work) -> Trace:
-    try:
-        return rehearsed_trace(module, state, inputs, base, work)
-    except Exception as error:
-        raise ConfigError(
-            "this model cannot be rehearsed without data, because what it does depends on the "
-            f"values of its inputs, or on shapes other than those given ({error})"
-        ) from error

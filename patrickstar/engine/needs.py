@@ -1,0 +1,211 @@
+"""The smallest budgets that a run works with: one answer, for the plan and for every refusal.
+
+What a run takes is found by the planner of the live run on the trace of an iteration, on the trace
+of its building, or on both. Where the length of chunks is chosen by a budget, another budget means
+another layout, which may need more. So budget and layout are searched together: a budget is named
+when the layout that it would get fits into it.
+
+A named budget has a margin, for what no plan knows: norms, losses, small workspaces of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from patrickstar.engine.construct import construction_length
+from patrickstar.engine.grouping import grouped, repeated, updates_of
+from patrickstar.engine.home import ChunkHome
+from patrickstar.engine.on_paper import building_trace
+from patrickstar.engine.state import ModelState, StateSpecification
+from patrickstar.memory import ChunkManager, CpuTier, Moment, Policy, Trace, make_plan
+from patrickstar.optim import UpdateRule
+
+MOST_BACKWARDS = 8  # that are played; more of them need no more memory
+_MARGIN = 64 << 10
+_EXACT = 256  # a budget that has to be searched is found to one part in so many
+Budgets = tuple[int | None, ...]
+
+
+def with_margin(nbytes: int) -> int:
+    """A budget of `nbytes`, with room for what no plan knows."""
+    return nbytes + nbytes // 64 + _MARGIN
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A layout, and what a run does with it.
+
+    Attributes:
+        trace: of an iteration; only its updates, if nothing was rehearsed.
+        places: for every moment of the rehearsal, repeated as often as there are backwards before
+            a step, the one in `trace` that it is part of.
+        sizes: bytes of every chunk.
+    """
+
+    state: ModelState
+    trace: Trace
+    places: list[int]
+    sizes: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether budgets do.
+
+    Attributes:
+        fits: whether they all do.
+        smallest: by tier in memory, the least that works with the other budgets as they are, or as
+            they must be.
+    """
+
+    fits: bool
+    smallest: tuple[int, ...]
+
+
+class Needs:
+    """What a run needs of its tiers in memory, whatever their budgets.
+
+    Args:
+        module: its parameters count, by name, shape and dtype; they may be anywhere.
+        groups: the optimizer's.
+        specification: `budget` in it does not count.
+        names: of the tiers in memory, fastest first.
+        disk: whether there is a tier below them.
+        alone: what `rehearsed_alone` returned; None if the inputs are not known yet.
+        backwards: before every step; gradients of the first lie beside the second forward.
+        dtypes: of the parameters while the model is built, by name; None if it is built already.
+        base: bytes that are always there and no chunk owns.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        groups: Sequence[dict[str, Any]],
+        rule: UpdateRule,
+        specification: StateSpecification,
+        names: Sequence[str],
+        policy: Policy,
+        *,
+        disk: bool,
+        alone: Trace | None,
+        backwards: int,
+        dtypes: Mapping[str, torch.dtype] | None,
+        base: int,
+    ) -> None:
+        self._module, self._groups, self._rule = module, groups, rule
+        self._specification, self._names, self._policy = specification, tuple(names), policy
+        self._backwards = min(backwards, MOST_BACKWARDS)
+        self._disk, self._alone, self._dtypes, self._base = disk, alone, dtypes, base
+        self._update_tier = self._names.index(specification.update_on)
+        self._laid_out: dict[tuple[int, ...], LaidOut] = {}
+        self._found: dict[Budgets, list[int]] = {}
+
+    @property
+    def alone(self) -> Trace | None:
+        """What was rehearsed, with every parameter by itself."""
+        return self._alone
+
+    @alone.setter
+    def alone(self, trace: Trace) -> None:
+        self._alone = trace
+        self._laid_out.clear()
+        self._found.clear()
+
+    def laid_out(self, budgets: Budgets) -> LaidOut:
+        """The layout that a run with these budgets has."""
+        specification = replace(self._specification, budget=budgets[self._update_tier])
+        manager = ChunkManager([CpuTier(name, None) for name in self._names])  # stays empty
+        try:
+            state = ModelState(
+                self._module, self._groups, self._rule, specification, manager, ChunkHome(manager)
+            )
+        finally:
+            manager.close()
+        lengths = tuple(aligned.parameter.numel for aligned in state.aligned)
+        if lengths not in self._laid_out:
+            self._laid_out[lengths] = self._follow(state)
+        return self._laid_out[lengths]
+
+    def _follow(self, state: ModelState) -> LaidOut:
+        sizes = {chunk.id: chunk.nbytes for a in state.aligned for chunk in a.chunks()}
+        if self._alone is not None:
+            whole = repeated(self._alone, self._backwards)
+            return LaidOut(state, *grouped(whole, state), sizes)
+        other = {0: self._base}
+        moments = [Moment(uses, dict(other), (dead,)) for uses, dead in updates_of(state)]
+        return LaidOut(state, Trace(moments), [], sizes)
+
+    def judge(self, budgets: Budgets) -> Verdict:
+        """Whether a run with these budgets works, and the smallest that do."""
+        enough = self._raised(budgets, range(len(budgets)))
+        smallest = []
+        for tier, budget in enumerate(enough):
+            least = self._least(enough, tier)
+            if budget is not None and budget != budgets[tier]:
+                # Should less do than the budget that does not: more than it is asked for.
+                least = budget if least <= (budgets[tier] or 0) else least
+            smallest.append(least)
+        return Verdict(enough == budgets, tuple(smallest))
+
+    def exact(self, budgets: Budgets) -> list[int]:
+        """Bytes that each tier must hold at once under these budgets, without a margin."""
+        if budgets not in self._found:
+            laid = self.laid_out(budgets)
+            needs = self._of_trace(laid.trace, laid.sizes, budgets)
+            if self._dtypes is not None:
+                length = construction_length(budgets)
+                trace, sizes = building_trace(laid.state, self._dtypes, length, self._base)
+                building = self._of_trace(trace, sizes, budgets)
+                needs = [max(both) for both in zip(needs, building, strict=True)]
+            self._found[budgets] = needs
+        return self._found[budgets]
+
+    def _of_trace(self, trace: Trace, sizes: Mapping[int, int], budgets: Budgets) -> list[int]:
+        needs: list[int] = []
+        above: list[int | None] = []
+        for tier, budget in enumerate(budgets):
+            # One tier more than there are, so that the lowest is played too.
+            below = [None] * (len(budgets) - tier + 1)
+            plan = make_plan(trace, sizes, [*above, *below], self._policy, prefetch=False)
+            lowest = not self._disk and tier + 1 == len(budgets)  # nothing can leave it
+            needs.append((plan.peak if lowest else plan.smallest).get(tier, 0))
+            above.append(None if budget is None else max(budget, needs[-1]))
+        return needs
+
+    def _raised(self, budgets: Budgets, tiers: Sequence[int]) -> Budgets:
+        """The least budgets from these on that work, if only those of `tiers` are raised."""
+        while True:
+            needs = [with_margin(need) if need else 0 for need in self.exact(budgets)]
+            more = tuple(
+                budget if budget is None or tier not in tiers else max(budget, needs[tier])
+                for tier, budget in enumerate(budgets)
+            )
+            if more == budgets:
+                return budgets
+            budgets = more
+
+    def _least(self, enough: Budgets, tier: int) -> int:
+        """The least budget of `tier` beside the others of `enough`, which work."""
+
+        def at(budget: int) -> Budgets:
+            return (*enough[:tier], budget, *enough[tier + 1 :])
+
+        low = self._raised(at(0), [tier])[tier] or 0
+        if self._raised(at(low), range(len(enough))) == at(low):
+            return low
+        # Others would need more: where nothing lies below, what one tier cannot hold another must.
+        high = enough[tier]
+        if high is None:
+            high = max(2 * low, sum(self.laid_out(enough).sizes.values()))
+        while high - low > high // _EXACT:
+            middle = (low + high) // 2
+            if self._raised(at(middle), range(len(enough))) == at(middle):
+                high = middle
+            else:
+                low = middle
+        return high
