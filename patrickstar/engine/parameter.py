@@ -140,8 +140,14 @@ def _grad_property(func: Any, args: tuple[Any, ...]) -> Any:
 def _marked(result: Any, home: Home) -> Any:
     """Results that are views of a chunk become managed views."""
     if isinstance(result, torch.Tensor):
-        plain = type(result) is torch.Tensor and result.layout is torch.strided
-        if plain and home.owns(result.untyped_storage()._cdata):
+        inside = result
+        while torch._C._functorch.is_functorch_wrapped_tensor(inside):  # torch.vmap, torch.func
+            inside = torch._C._functorch.get_unwrapped(inside)
+        plain = type(inside) is torch.Tensor and inside.layout is torch.strided
+        if plain and home.owns(inside.untyped_storage()._cdata):
+            if inside is not result:
+                # A view inside a transform could not be fetched again when it is used.
+                return result.clone()
             return as_view(result, home)
         return result
     if type(result) in (list, tuple):
