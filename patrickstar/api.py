@@ -23,6 +23,7 @@ from patrickstar.engine.from_config import muon_groups, settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
 from patrickstar.engine.launch import among_ranks, is_launched, join, world_size
 from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.rendezvous import join_group
 from patrickstar.engine.telling import Telling, telling_of
 from patrickstar.errors import ConfigError
 from patrickstar.optim import Muon, UpdateRule
@@ -183,13 +184,17 @@ def init_distributed(
     """
     if dist.is_initialized() or dist_init_required is False:
         return
+    backend = dist_backend or "gloo"
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     if init_method is not None or rank >= 0:
         options |= {"init_method": init_method, "rank": rank, "world_size": world_size}
-    elif not is_launched():
+    elif is_launched():
+        join_group(backend, timeout)
+        return
+    else:
         alone = dist.HashStore()  # type: ignore[attr-defined]
         options |= {"store": alone, "rank": 0, "world_size": 1}
-    dist.init_process_group(dist_backend or "gloo", **options)
+    dist.init_process_group(backend, **options)
 
 
 def _load(config: Mapping[str, Any] | str | os.PathLike[str], size: int) -> Config:

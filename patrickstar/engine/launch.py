@@ -19,6 +19,7 @@ from patrickstar.config import Config
 from patrickstar.engine.from_config import DTYPES
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.ranks import Ranks
+from patrickstar.engine.rendezvous import join_group
 from patrickstar.errors import ConfigError
 
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -65,7 +66,7 @@ def join(device: torch.device | None, timeout: float) -> Communicator | None:
         if device is not None:
             native = dist.get_default_backend_for_device(device.type)
             backend = f"cpu:gloo,{device.type}:{native}"
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+        join_group(backend, datetime.timedelta(seconds=timeout))
     return Communicator.open(device=device or "cpu", timeout=timeout)
 
 
