@@ -7,7 +7,8 @@ and nothing else, which is what DeepSpeed's `safe_get_full_*` and `safe_set_full
 
 What is read is a copy in fp32 in memory of its own, in the shape of the parameter. What is written
 reaches every place it must: a new fp32 value is rounded into the training weights, and a gradient's
-norm is taken anew.
+norm is taken anew. An update that was left to the next forward is made first, so what is set
+between two steps is what the next forward sees and what the next update starts from.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def set_full_state(parameter: nn.Parameter, value: torch.Tensor, name: str) -> N
 
     def write(run: Training, aligned: AlignedChunks, slot: Slot, part: torch.Tensor) -> None:
         chunk = _state_chunk(aligned, name)
-        before_writing(run, aligned)
+        run.state.home.about_to_write([aligned.parameter.id])
         with _using(run, chunk, Access.UPDATE, *aligned.states.values()):
             flat = {state: _flat(run, state) for state in aligned.states.values()}
             start_states(run.state, aligned, run.optimizer.param_groups[aligned.group], flat)
@@ -107,12 +108,6 @@ def update_full_gradients(
         gradient = full_gradient(parameter)
         if gradient is not None:
             set_full_gradient(parameter, update(gradient, parameter))
-
-
-def before_writing(run: Training, aligned: AlignedChunks) -> None:
-    """Let a checkpoint that is being written copy `aligned` before it is changed."""
-    if run.state.home.on_write is not None:
-        run.state.home.on_write(aligned.parameter.id)
 
 
 def share_of(parameter: nn.Parameter) -> slice | None:
@@ -201,7 +196,7 @@ def _read_value(run: Training, aligned: AlignedChunks, slot: Slot) -> torch.Tens
 
 
 def _write_value(run: Training, aligned: AlignedChunks, slot: Slot, value: torch.Tensor) -> None:
-    before_writing(run, aligned)
+    run.state.home.about_to_write([aligned.parameter.id])
     with _using(run, aligned.parameter, Access.UPDATE, *filter(None, [aligned.master])):
         _follow(run, aligned)
         _view(run, aligned.parameter, slot).copy_(value)

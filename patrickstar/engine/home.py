@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,19 @@ class ChunkHome:
     def use(self, tensors: list[Any], *, writes: list[Any]) -> AbstractContextManager[None]:
         chunks = self._chunks(tensors)
         written = self._chunks(writes) if writes else {}
-        if written:  # what is due sees the contents from before
-            self.manager.do_due(tuple(written))
+        if written:
+            self.about_to_write(tuple(written))
         if self.sharding is not None:
             self.sharding.used(chunks)
         uses = [Use(c, Access.UPDATE if c in written else Access.READ) for c in chunks]
-        if written and self.on_write is not None:
-            for chunk in written:
-                self.on_write(chunk)
         return self.manager.use(uses)
+
+    def about_to_write(self, chunks: Sequence[int]) -> None:
+        """Chunks will be changed outside the engine; what is due sees them as they were before."""
+        self.manager.do_due(chunks)
+        if self.on_write is not None:
+            for chunk in chunks:
+                self.on_write(chunk)
 
     def place(self, tensor: Any) -> tuple[int, int]:
         """The chunk of a managed tensor and its offset in it, in elements."""

@@ -12,6 +12,7 @@ from torch import nn
 import patrickstar
 from patrickstar import utils
 from patrickstar.errors import ConfigError
+from tests.rank_pool import RankPool
 
 
 def network() -> nn.Module:
@@ -68,6 +69,123 @@ def test_a_value_that_is_set_goes_into_weight_and_master_and_training_goes_on_fr
     assert moved is not None
     torch.testing.assert_close(moved, expected, rtol=1e-6, atol=1e-7)
     engine.close()
+
+
+def rows(step: int) -> torch.Tensor:
+    return torch.randn(4, 64, generator=torch.Generator().manual_seed(step))
+
+
+def square() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [part for _ in range(6) for part in (nn.Linear(64, 64), nn.Tanh())]
+    return nn.Sequential(*layers)
+
+
+def another(step: int) -> torch.Tensor:
+    return 0.1 * torch.randn(64, 64, generator=torch.Generator().manual_seed(100 + step))
+
+
+def plainly(low: torch.dtype, when: str) -> tuple[list[float], list[torch.Tensor]]:
+    """An ordinary loop with masters that gives a weight another value twice."""
+    module = square()
+    masters = [p.detach().clone() for p in module.parameters()]
+    module.to(low)
+    optimizer = torch.optim.AdamW(masters, lr=1e-2, weight_decay=0.0, fused=True)
+    losses = []
+
+    def change(step: int, now: str) -> None:
+        if when == now and step in (2, 4):
+            with torch.no_grad():
+                masters[2].copy_(another(step))
+                module[2].weight.copy_(another(step))
+
+    for step in range(6):
+        change(step, "between steps")
+        loss = module(rows(step).to(low)).float().square().mean()
+        loss.backward()
+        change(step, "before the step")
+        for parameter, master in zip(module.parameters(), masters, strict=True):
+            assert parameter.grad is not None
+            master.grad, parameter.grad = parameter.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(module.parameters(), masters, strict=True):
+                parameter.copy_(master)
+        losses.append(loss.item())
+    return losses, masters
+
+
+@pytest.mark.parametrize("when", ["between steps", "before the step"])
+@pytest.mark.parametrize("tiers", ["memory", "host and disk", "device, host and disk"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_value_set_in_16_bits_is_what_the_next_forward_sees_and_the_next_update_starts_from(
+    precision: str, tiers: str, when: str, tmp_path: Path
+) -> None:
+    """Also while the update of the step before waits for the next forward."""
+    memory: dict[str, Any] = {} if tiers == "memory" else {"host": "300KiB", "disk": str(tmp_path)}
+    if tiers.startswith("device"):
+        memory |= {"device": "100KiB"}
+    module = square()
+    given = {
+        "train_batch_size": 4,
+        precision: {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "patrickstar": {"memory": memory, "chunk_size": 4160},  # a layer
+    }
+    if precision == "fp16":
+        given["fp16"] |= {"loss_scale": 1.0}
+    engine, *_ = patrickstar.initialize(model=module, config=given)
+    losses, waited = [], []
+    for step in range(6):
+        if when == "between steps" and step in (2, 4):
+            waited.append(engine.memory.has_due())
+            utils.safe_set_full_fp32_param(module[2].weight, another(step))
+        loss = engine(rows(step)).float().square().mean()
+        engine.backward(loss)
+        if when == "before the step" and step in (2, 4):
+            utils.safe_set_full_fp32_param(module[2].weight, another(step))
+        engine.step()
+        losses.append(loss.item())
+    masters = [utils.safe_get_full_fp32_param(p) for p in module.parameters()]
+    expected, others = plainly(torch.bfloat16 if precision == "bf16" else torch.half, when)
+    assert losses == expected
+    for ours, plain in zip(masters, others, strict=True):
+        assert ours is not None and torch.equal(ours, plain)
+    if when == "between steps":
+        assert any(waited) == (tiers != "memory")
+    engine.close()
+
+
+def set_on_ranks(rank: int, size: int, stage: int) -> list[Any]:
+    """The weight that is there, and its fp32 value, after it was set and after one more step."""
+    module = square()
+    given = {
+        "train_batch_size": 4 * size,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"chunk_size": 4160},
+    }
+    engine, *_ = patrickstar.initialize(model=module, config=given)
+    found = []
+    for step in range(3):
+        engine.backward(engine(rows(step + rank)).float().square().mean())
+        engine.step()
+        if step:
+            utils.safe_set_full_fp32_param(module[2].weight, another(step))
+            found.append((step, module[2].weight.detach().clone()))
+        found.append((step, utils.safe_get_full_fp32_param(module[2].weight)))
+    engine.close()
+    return found[1:]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_value_is_set_on_every_rank(stage: int, ranks: RankPool) -> None:
+    for found in ranks.run(set_on_ranks, 2, stage):
+        for step, value in found:
+            expected = another(step)
+            assert torch.equal(value, expected.to(value.dtype))
 
 
 def test_a_weight_changed_by_hand_shows_in_its_fp32_value() -> None:

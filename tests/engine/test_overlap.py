@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import patrickstar
+from patrickstar import utils
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.initialize import RunSettings, make_engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
@@ -181,9 +182,61 @@ def _autocast(engine: Engine) -> None:
         engine(torch.ones(8, 64))
 
 
+def _first(engine: Engine) -> Any:
+    return next(engine.parameters())
+
+
+def _set_value(engine: Engine) -> None:
+    utils.safe_set_full_fp32_param(_first(engine), torch.full(_first(engine).shape, 0.0123))
+
+
+def _set_state(engine: Engine) -> None:
+    state = torch.full(_first(engine).shape, 0.5)
+    utils.safe_set_full_optimizer_state(_first(engine), state, "exp_avg")
+
+
+def _set_gradient(engine: Engine) -> None:
+    utils.safe_set_full_grad(_first(engine), torch.full(_first(engine).shape, 0.5))
+
+
+def _take_gradients_away(engine: Engine) -> None:
+    for p in engine.parameters():
+        p.grad = None
+
+
+def _load_weights(engine: Engine) -> None:
+    engine.load_state_dict({name: w * 0.5 for name, w in engine.state_dict().items()})
+
+
+def _load_states(engine: Engine) -> None:
+    assert engine.optimizer is not None
+    engine.optimizer.load_state_dict(engine.optimizer.state_dict())
+
+
+def _give_data(engine: Engine) -> None:
+    _first(engine).data = torch.full(_first(engine).shape, 0.25, dtype=_first(engine).dtype)
+
+
+BETWEEN = [
+    _add,
+    _set_gradients,
+    _other_shape,
+    _half_a_forward,
+    _step_again,
+    _autocast,
+    _set_value,
+    _set_state,
+    _set_gradient,
+    _take_gradients_away,
+    _load_weights,
+    _load_states,
+    _give_data,
+]
+
+
 @pytest.mark.parametrize(
     "between",
-    [_add, _set_gradients, _other_shape, _half_a_forward, _step_again, _autocast],
+    BETWEEN,
     ids=lambda f: f.__name__[1:],
 )
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
