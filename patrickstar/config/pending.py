@@ -16,7 +16,6 @@ from patrickstar.config.warning import Notes
 ALWAYS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "activation_checkpointing.cpu_checkpointing": False,
-        "torch_autocast.lower_precision_safe_modules": None,
     }
 )
 

@@ -74,7 +74,10 @@ class TorchAutocast(Section):
         note="null is bf16; fp16 is refused, since the section `fp16` has the loss scale",
     )
     lower_precision_safe_modules: tuple[Str, ...] | None = honoured(
-        None, "module classes whose parameters are kept and communicated in that dtype"
+        None,
+        "module classes whose gradients travel between ranks in that dtype",
+        note="null is `torch.nn.Linear` and the convolutions, as in DeepSpeed; weights travel as "
+        "they are, since autocast rounds them where they are used",
     )
 
 

@@ -61,6 +61,7 @@ class AlignedChunks:
     stop: int = 0
     is_reduced: bool = False  # the mean of the ranks' gradients so far is in the shards
     sharding: Sharding | None = None
+    low: bool = False  # the ranks' gradients travel in the precision of autocast
     _layout: RunLayout | None = None
     _own_layout: RunLayout | None = None
 

@@ -37,6 +37,7 @@ def refuse_other_settings(settings: RunSettings, ranks: Ranks) -> None:
             "precision": settings.precision.dtype,
             "the dtype of gradients": settings.grad_dtype,
             "communication_data_type": ranks.dtype,
+            "torch_autocast.lower_precision_safe_modules": [c.__name__ for c in ranks.low_classes],
             "what gradients are divided by before they travel": ranks.predivide,
             "gradient_accumulation_steps": settings.accumulation_steps,
             "gradient_clipping": settings.clipping,

@@ -12,6 +12,7 @@ from patrickstar.config import Config
 from patrickstar.engine.device import device_named
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.precision import Precision
+from patrickstar.engine.safe_modules import safe_classes
 from patrickstar.errors import ConfigError
 from patrickstar.memory import Fifo, FurthestNextUse, Lru, Policy
 from patrickstar.optim import (
@@ -140,4 +141,5 @@ def _autocast(config: Config) -> torch.dtype | None:
             "set torch_autocast.dtype to 'bfloat16', or use the section fp16, which has a loss "
             "scale"
         )
+    safe_classes(config)  # refused on one rank, too, where nothing travels
     return torch.bfloat16

@@ -20,6 +20,7 @@ from patrickstar.engine.from_config import DTYPES
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.rendezvous import join_group
+from patrickstar.engine.safe_modules import safe_classes
 from patrickstar.errors import ConfigError
 
 _TOLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -86,6 +87,8 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         None if name is None else DTYPES[name],
         None if predivide == 1.0 else predivide,
         config.zero_optimization.overlap_comm is not False,
+        safe_classes(config),
+        settings.precision.autocast,
     )
     host, disk = settings.host_budget, settings.disk
     if disk is not None and disk[1] is not None:

@@ -32,7 +32,7 @@ class Precision:
         cast: bool = True,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self._autocast = autocast
+        self.autocast = autocast
         self.name, self._cast = name, cast
         self.dtype = _DTYPES[name]
         self.scaler = scaler
@@ -48,9 +48,9 @@ class Precision:
 
     def computing(self, device: torch.device) -> AbstractContextManager[Any]:
         """Around a forward on `device`."""
-        if self._autocast is None:
+        if self.autocast is None:
             return nullcontext()
-        return torch.autocast(device.type, self._autocast)
+        return torch.autocast(device.type, self.autocast)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.scaler is None else loss.float() * self.loss_scale

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from patrickstar.comm import Communicator, ShardedComm, ShardLayout, Work
 from patrickstar.memory.layout import ALIGN
@@ -30,6 +31,7 @@ class Ranks:
         dtype: that gradients travel in; None for their own.
         predivide: what gradients are divided by before they travel; the rest follows after.
         overlap: whether chunks travel beside the computation.
+        low_classes: modules whose gradients travel in `low_dtype` instead, see `safe_modules`.
     """
 
     comm: Communicator
@@ -38,6 +40,8 @@ class Ranks:
     dtype: torch.dtype | None = None
     predivide: float | None = None
     overlap: bool = True
+    low_classes: tuple[type[nn.Module], ...] = ()
+    low_dtype: torch.dtype | None = None
 
     @property
     def size(self) -> int:
@@ -85,10 +89,17 @@ class Ranks:
         """Fill `full` on every rank from the parts that ranks hold; see `ChunkComm.all_gather`."""
         return self.chunks.all_gather(chunk, full, own)
 
-    def average(self, chunk: str, full: torch.Tensor, own: torch.Tensor | None = None) -> Work:
-        """The mean over ranks of this rank's part of `full`; see `ChunkComm.reduce_scatter`."""
+    def average(
+        self, chunk: str, full: torch.Tensor, own: torch.Tensor | None = None, *, low: bool = False
+    ) -> Work:
+        """The mean over ranks of this rank's part of `full`; see `ChunkComm.reduce_scatter`.
+
+        Args:
+            low: it travels in `low_dtype`.
+        """
+        dtype = self.low_dtype if low else self.dtype
         return self.chunks.reduce_scatter(
-            chunk, full, own, op="avg", dtype=self.dtype, predivide=self.predivide
+            chunk, full, own, op="avg", dtype=dtype, predivide=self.predivide
         )
 
     def from_rank(self, name: str, flat: torch.Tensor, rank: int) -> None:

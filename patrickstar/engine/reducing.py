@@ -126,7 +126,7 @@ class GradientReducer:
                 for slot in aligned.slots:
                     if not slot.is_local:
                         view_of(full, slot.offset, slot.shape, slot.stride).zero_()
-            return self._ranks.average(halves.name, full, own if first else None)
+            return self._ranks.average(halves.name, full, own if first else None, low=aligned.low)
 
         def then() -> None:
             own = self._manager.tensor(halves.own)

@@ -21,6 +21,7 @@ from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
 from patrickstar.engine.pieces import PiecedParameter, piece_name
+from patrickstar.engine.safe_modules import low_parameters
 from patrickstar.engine.sharding import MOST_GATHERED, Sharding
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
@@ -119,7 +120,8 @@ class ModelState:
 
     def _build(self, module: nn.Module, groups: Sequence[dict[str, Any]]) -> None:
         group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-        families: dict[tuple[int, bool], list[Slot]] = {}
+        families: dict[tuple[int, bool, bool], list[Slot]] = {}
+        low = set() if self.ranks is None else low_parameters(module, self.ranks.low_classes)
         for name, parameter in in_pieces(module):
             if type(parameter) is not ManagedParameter:
                 self.unmanaged.append((name, parameter))
@@ -136,21 +138,21 @@ class ModelState:
                 )
                 trainable = parameter.requires_grad and id(parameter) in group_of
             self.slots[id(parameter)] = (None, slot)  # type: ignore[assignment]
-            key = (group_of.get(id(parameter), -1), trainable)
+            key = (group_of.get(id(parameter), -1), trainable, trainable and id(parameter) in low)
             families.setdefault(key, []).append(slot)
         limit = self.specification.limit or self._choose_limit(families, groups)
         if self.ranks is not None:  # budgets may differ, chunks may not
             limit = self.ranks.least(limit)
         used = length = 0
-        for (group, trainable), slots in families.items():
+        for (group, trainable, travels_low), slots in families.items():
             layout = pack([slot.numel for slot in slots], limit)
             used, length = used + layout.used, length + sum(layout.lengths)
             hyper = groups[group] if group >= 0 else {}
-            self._place(group, trainable, slots, layout, hyper)
+            self._place(group, trainable, travels_low, slots, layout, hyper)
         self.utilisation = used / length if length else 1.0
 
     def _choose_limit(
-        self, families: dict[tuple[int, bool], list[Slot]], groups: Sequence[dict[str, Any]]
+        self, families: dict[tuple[int, bool, bool], list[Slot]], groups: Sequence[dict[str, Any]]
     ) -> int:
         largest = max(families.values(), key=lambda slots: sum(s.numel for s in slots), default=[])
         states = len(self.rule.states(groups[0])) if groups else 0
@@ -166,6 +168,7 @@ class ModelState:
         self,
         group: int,
         trainable: bool,
+        low: bool,
         slots: list[Slot],
         layout: Layout,
         hyper: dict[str, Any],
@@ -174,7 +177,8 @@ class ModelState:
         first = len(self.aligned)
         for length in layout.lengths:
             numel = max(length, 1) if self.ranks is None else self.ranks.padded(max(length, 1))
-            aligned = AlignedChunks(group, [], create(numel, spec.dtype, "parameter"), stop=numel)
+            parameter = create(numel, spec.dtype, "parameter")
+            aligned = AlignedChunks(group, [], parameter, stop=numel, low=low)
             if trainable:
                 aligned.gradient = create(numel, spec.grad_dtype, "gradient")
                 if spec.master:

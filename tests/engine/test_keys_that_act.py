@@ -127,3 +127,72 @@ def test_torch_autocast_in_fp16_is_refused() -> None:
     config = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
     with pytest.raises(ConfigError, match="section fp16"):
         patrickstar.initialize_engine(nn.Linear(4, 1), config)
+
+
+class Mixed(nn.Module):
+    """12 x 8 weights of a linear layer with 12 biases, and 10 x 12 of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.other = nn.Linear(8, 12), nn.Embedding(10, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.out(x) + self.other(torch.arange(4))).float().square().mean()
+
+
+def average(
+    rank: int, size: int, stage: int, classes: list[str] | None
+) -> tuple[int, list[torch.Tensor]]:
+    """Bytes of gradients that a step hands to the network, and the means."""
+    torch.manual_seed(0)
+    given = {
+        "train_micro_batch_size_per_gpu": 4,
+        "torch_autocast": {"enabled": True, "lower_precision_safe_modules": classes},
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"chunk_size": 128},
+    }
+    engine, *_ = patrickstar.initialize(model=Mixed(), config=given)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+    engine.backward(engine(x))
+    assert engine.communicator is not None
+    sent = engine.communicator.counters.snapshot()["reduce-scatter"].payload_bytes
+    found = [parameter.grad.clone() for parameter in engine.parameters()]
+    engine.close()
+    return sent, found
+
+
+LINEAR, OTHER = 128, 128  # elements of their chunks
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize(
+    "classes, nbytes",
+    [
+        (None, 2 * LINEAR + 4 * OTHER),
+        (["torch.nn.Linear"], 2 * LINEAR + 4 * OTHER),
+        (["torch.nn.modules.sparse.Embedding"], 4 * LINEAR + 2 * OTHER),
+        ([], 4 * (LINEAR + OTHER)),
+    ],
+)
+def test_gradients_of_safe_modules_travel_in_the_precision_of_autocast(
+    stage: int, classes: list[str] | None, nbytes: int, ranks: RankPool
+) -> None:
+    torch.manual_seed(0)
+    plain = Mixed()
+    for rank in range(2):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = plain(x) / 2
+        loss.backward()
+    for sent, means in ranks.run(average, 2, stage, classes):
+        assert sent == nbytes
+        for mean, parameter in zip(means, plain.parameters(), strict=True):
+            assert mean.dtype is torch.float32
+            torch.testing.assert_close(mean, parameter.grad, rtol=2e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Linear", "torch.nn.Linea", "torch.nn.functional.linear"])
+def test_a_safe_module_that_is_none_is_refused(name: str) -> None:
+    autocast = {"enabled": True, "lower_precision_safe_modules": [name]}
+    with pytest.raises(ConfigError, match=f"lower_precision_safe_modules: '{name}'"):
+        patrickstar.initialize_engine(nn.Linear(4, 1), {"torch_autocast": autocast})
