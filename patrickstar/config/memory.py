@@ -87,9 +87,9 @@ class Disk(Section):
         None, 'budget of the disk tier, such as `"200GiB"`; null or auto: what the disk has free'
     )
     verify: Bool = honoured(
-        False,
+        True,
         "keep a checksum of everything on the disk and compare it when it is read, so that a disk "
-        "that returns other bytes is an error; costs a pass over memory",
+        "that returns other bytes is an error",
     )
 
 

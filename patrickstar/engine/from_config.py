@@ -55,7 +55,7 @@ def settings_from(config: Config) -> RunSettings:
         device_budget=ours.memory.device,
         host_budget=ours.memory.host,
         disk=None if disk is None else (disk.path, disk.size),
-        verify_disk=disk is not None and disk.verify,
+        verify_disk=disk is None or disk.verify,
         chunk_limit=None if ours.chunk_size == "auto" else int(ours.chunk_size),
         policy=policy_named(ours.policy),
         plan=ours.policy not in ("lru", "fifo"),

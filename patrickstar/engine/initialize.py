@@ -72,7 +72,7 @@ class RunSettings:
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
     pin_host: bool = True  # page-lock the host's memory for it
     update_on: Literal["host", "device"] = "host"
-    verify_disk: bool = False  # checksums of what goes to the disk tier
+    verify_disk: bool = True  # checksums of what goes to the disk tier
     record: Path | None = None  # a folder that the run is recorded into
     ranks: Ranks | None = None  # those that train together, if they are several
 

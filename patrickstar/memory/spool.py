@@ -9,8 +9,9 @@ blocks, and every short read or write is either continued or reported.
 Space that a slot gives back joins what is free beside it, so that a run whose chunks change size
 (construction, then training) does not need the disk twice.
 
-With `verify`, a checksum of every slot is kept in memory and compared when the slot is read, so
-that a disk that returns other bytes than it was given is found out. It costs one pass over memory.
+A checksum of every slot is kept in memory and compared when the slot is read, so that a disk that
+returns other bytes than it was given is found out, and nobody computes with them. It is a sum at
+the speed of memory, in the threads that do the I/O: a twelfth of what the disk itself takes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Spool:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], capacity: int | None = None, *, verify: bool = False
+        self, path: str | os.PathLike[str], capacity: int | None = None, *, verify: bool = True
     ) -> None:
         self.path = Path(path)
         self.capacity = capacity
