@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from patrickstar.engine.parameter import METADATA
 from patrickstar.memory.live import LiveStorages, WatchOperators
 from patrickstar.memory.trace import Access, Recorder, Trace, Use
+from patrickstar.optim import Widened
 
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
@@ -80,6 +81,7 @@ class _Stage:
         self.recorder = Recorder()
         self._base, self._grad_dtype, self._sink = base, grad_dtype, sink
         self._norms: list[torch.Tensor] = []
+        self._widened = Widened()
         self._residents: list[_Resident] = []
         self._parameters: dict[int, torch.Tensor] = {}
         self._current: tuple[Use, ...] = ()
@@ -151,8 +153,8 @@ class _Stage:
         if self._sink is not None:
             self._sink.stored(self._moment, made)
         # The norm is taken in fp32 (`Stepping.collected`), which may take more room than the rest.
-        in_fp32 = torch.float32 in (made.dtype, self._grad_dtype)
-        self._norms.append(torch.linalg.vector_norm(made if in_fp32 else made.float()))
+        wide = made if self._grad_dtype is torch.float32 else self._widened.of(made)
+        self._norms.append(torch.linalg.vector_norm(wide))
 
     def _watch(self, fake: Any) -> None:
         # A fake tensor has a class of its own; one that also notes its uses is made beside it.

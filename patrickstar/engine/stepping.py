@@ -14,6 +14,7 @@ from patrickstar.engine.state import ModelState
 from patrickstar.optim import (
     BlockSums,
     GradScale,
+    Widened,
     combine_norms,
     deepspeed_clip_coef,
     torch_clip_coef,
@@ -79,6 +80,7 @@ class Stepping:
         self._state, self._precision = state, precision
         self._clipping, self._exact, self._skip_overflow = clipping, exact, skip_overflow
         self._norms: dict[int, torch.Tensor | float] = {}
+        self._widened = Widened()
         self._clip_next: float | None = None
         self.scheduler: Any | None = None
         self.grad_norm: float | None = None
@@ -91,8 +93,7 @@ class Stepping:
             sums.add(gradient.reshape(-1))
             self._norms[slot.index] = sums.total()
         else:
-            wide = gradient if gradient.dtype is torch.float32 else gradient.float()
-            self._norms[slot.index] = torch.linalg.vector_norm(wide)
+            self._norms[slot.index] = torch.linalg.vector_norm(self._widened.of(gradient))
 
     def clip_next(self, max_norm: float) -> torch.Tensor:
         """The norm of the gradients so far, unscaled; the coming step clips them to `max_norm`."""
@@ -129,6 +130,7 @@ class Stepping:
         self.applied = updated
         self._clip_next = None
         self._norms.clear()
+        self._widened.release()
         if self._shard_norms is not None:
             self._shard_norms.clear()
         if updated and self.scheduler is not None:

@@ -7,6 +7,10 @@ given back to the system. What the process really holds is asked of the system, 
 
 They are given back when a run is over, too: a process that goes on with something else after an
 engine is closed has the memory.
+
+Who says when also says when not. Left to itself the C library gives the free end of its heap back
+whenever that is long, which in a backward is all the time, and the next operators fault the same
+pages in again; so it is told not to.
 """
 
 from __future__ import annotations
@@ -14,11 +18,33 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from collections.abc import Mapping
 
 from patrickstar.memory.arena import PAGE
 
-_SLACK = 64 << 20  # let pass before pages are given back, which costs some milliseconds
+_SLACK = 176 << 20  # let pass: giving back costs milliseconds, and faults for what is used again
 _STEP = 16 << 20  # and beyond what was found in use, so that the two do not add up
+
+# Of mallopt(3). Blocks beyond the second are mappings of their own, which go back when they are
+# freed; it is as far as the C library itself goes when it adapts the figure to what it sees.
+_M_TRIM_THRESHOLD, _NEVER = -1, -1
+_M_MMAP_THRESHOLD, _LARGEST = -3, 32 << 20
+_CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+def keep_free_pages(environment: Mapping[str, str]) -> bool:
+    """Have the C library keep what is freed until `give_back_free_pages`; whether it will.
+
+    This holds for the whole process, for good. It is left alone where the user has set it up in
+    `environment`, by a variable of mallopt(3) or in GLIBC_TUNABLES; one such setting already ends
+    the library's own adapting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    theirs = any(name in environment for name in _CHOSEN)
+    theirs = theirs or "glibc.malloc." in environment.get("GLIBC_TUNABLES", "")
+    if mallopt is None or theirs:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
 
 
 def give_back_free_pages() -> None:

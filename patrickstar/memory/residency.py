@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from patrickstar.errors import ChunkStateError
 from patrickstar.memory.chunk import Chunk
 from patrickstar.memory.copying import prepare_copy
-from patrickstar.memory.heap import ProcessHeap, give_back_free_pages
+from patrickstar.memory.heap import ProcessHeap, give_back_free_pages, keep_free_pages
 from patrickstar.memory.ledger import CopyState, Ledger
 from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.pinned import PinnedTier
@@ -50,6 +50,7 @@ class Residency:
         self._threads = TransferThreads(threads)
         budgets = [tier.capacity for tier in tiers if isinstance(tier, CpuTier | PinnedTier)]
         self._cpu_budget = sum(budget or 0 for budget in budgets)
+        keep_free_pages(os.environ)
         self._heap = None if None in budgets else ProcessHeap()
         self._process, self._closed = os.getpid(), False
 

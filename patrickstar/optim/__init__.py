@@ -33,6 +33,7 @@ from patrickstar.optim.schedule import (
 from patrickstar.optim.sgd import SGD
 from patrickstar.optim.torch_rule import TorchRule
 from patrickstar.optim.update import GradScale, Hyper, Run, Scratch, StateSpec, UpdateRule
+from patrickstar.optim.widened import Widened
 
 __all__ = [
     "SGD",
