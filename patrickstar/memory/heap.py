@@ -70,13 +70,17 @@ class ProcessHeap:
         self._start = self._resident()
         self._floor = 0
 
-    def keep_within(self, limit: int) -> None:
-        """Give free heap pages back if the process has grown by more than `limit` bytes."""
+    def keep_within(self, limit: int, coming: int = 0) -> None:
+        """Give free heap pages back if the process has grown by more than `limit` bytes.
+
+        Args:
+            coming: bytes that will be allocated before this is asked again.
+        """
         if self._statm < 0 or self._trim is None:
             return
         grown = self._resident() - self._start
         self._floor = min(self._floor, grown)  # what was in use once may be free by now
-        if grown > max(limit + _SLACK, self._floor + _STEP):
+        if grown + coming > max(limit + _SLACK, self._floor + _STEP):
             self._trim(0)
             # What is still held is in use; do not try again before there is more.
             self._floor = self._resident() - self._start

@@ -179,17 +179,22 @@ class Residency:
 
     def set_other(self, tier: int, nbytes: int) -> None:
         """So much of `tier` is in use by what no chunk owns."""
+        grown = nbytes - self.ledger.tiers[tier].other
         self.ledger.set_other(tier, nbytes)
-        self.settle_tier(tier)
+        self.settle_tier(tier, max(grown, 0))
         if self.observer is not None:
             self.observer.other(tier, nbytes)
 
-    def settle_tier(self, tier: int) -> None:
-        """Keep what the tier and the heap hold beside chunks inside the budget."""
+    def settle_tier(self, tier: int, coming: int = 0) -> None:
+        """Keep what the tier and the heap hold beside chunks inside the budget.
+
+        Args:
+            coming: bytes that no chunk owns and that are about to be allocated.
+        """
         account = self.ledger.tiers[tier]
         self.tiers[tier].settle(account.chunks, account.other)
         if self._heap is not None:
-            self._heap.keep_within(self._cpu_budget)
+            self._heap.keep_within(self._cpu_budget, coming)
 
     def mend(self, uses: Sequence[Use]) -> None:
         """Make everything right from what is known to be true.

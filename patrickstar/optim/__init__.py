@@ -65,6 +65,7 @@ __all__ = [
     "WarmupCosineLR",
     "WarmupDecayLR",
     "WarmupLR",
+    "Widened",
     "combine_norms",
     "deepspeed_clip_coef",
     "is_muon_parameter",

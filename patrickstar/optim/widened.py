@@ -1,9 +1,9 @@
 """Gradients in fp32 for a moment, in memory that is kept from one to the next.
 
-The norm of a 16-bit gradient is taken of an fp32 copy. A fresh copy of every gradient is the largest
-temporary of a backward: the C library's heap finds it a place with pages that nobody has touched
-yet, which costs more than the norm. One buffer serves them all, but for those that are so large that
-holding it would cost chunks their place.
+The norm of a 16-bit gradient is taken of an fp32 copy. A fresh copy of every gradient is the
+largest temporary of a backward: the C library's heap finds it a place with pages that nobody has
+touched yet, which costs more than the norm. One buffer serves them all, but for those that are so
+large that holding it would cost chunks their place.
 """
 
 from __future__ import annotations

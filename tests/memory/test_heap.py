@@ -48,6 +48,14 @@ def test_free_pages_are_given_back_beyond_the_limit(heap: Watched) -> None:
     assert heap.size == 500 * MIB
 
 
+def test_what_is_about_to_be_allocated_counts_already(heap: Watched) -> None:
+    heap.size, heap.in_use = 1100 * MIB, 900 * MIB
+    heap.keep_within(1000 * MIB, 50 * MIB)
+    assert heap.trims == 0
+    heap.keep_within(1000 * MIB, 200 * MIB)
+    assert heap.trims == 1
+
+
 def test_what_is_in_use_is_not_trimmed_again_and_again(heap: Watched) -> None:
     heap.size = heap.in_use = 1500 * MIB
     for _ in range(10):
