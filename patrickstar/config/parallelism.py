@@ -1,7 +1,8 @@
 """Parallelism other than over data: pipeline, tensor, expert and sequence.
 
-PatrickStar shards over data-parallel ranks; parameters that another library has split (DTensors)
-can be trained. What would split the model itself is refused, since the batch would mean another.
+PatrickStar shards whole parameters over data-parallel ranks. What would split the model itself is
+refused, since the batch would mean another. Parameters that another library has split (DTensors)
+cannot lie in the engine's chunks; their optimizer's states can (`optim.ChunkedAdamW`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from typing import Any
 from patrickstar.config.key import UNSET, Key, Status, accepted, rejected, within
 from patrickstar.config.types import Bool, Float, Int, Str
 
-_TENSOR = "apply `torch.distributed.tensor.parallel` to the model before it is handed over"
-_EXPERT = "leave it out, or hand over a model whose experts another library has split"
+_TENSOR = (
+    "split the model with `torch.distributed.tensor.parallel`, and train it with "
+    "`patrickstar.optim.ChunkedAdamW` in place of the engine"
+)
+_EXPERT = f"leave it out; or {_TENSOR}"
 _PIPELINE = "there is no pipeline engine here"
 
 OTHER_KEYS: tuple[Key, ...] = (

@@ -403,6 +403,14 @@ def _reserve_disk(state: ModelState, settings: RunSettings) -> None:
 
 def _refuse_unmanaged(state: ModelState) -> None:
     for name, parameter in state.unmanaged:
+        if parameter.requires_grad and hasattr(parameter, "to_local"):
+            raise ConfigError(
+                f"parameter {name!r} is a DTensor: this rank has a part of it, as tensor "
+                "parallelism and FSDP2 leave it, and the engine puts whole parameters into chunks. "
+                "Hand over the model as it is before it is split; or keep what splits it, and "
+                "train with patrickstar.optim.ChunkedAdamW(model.parameters(), ...), whose states "
+                "are in chunks: see docs/use-with-deepspeed-zero.md"
+            )
         if parameter.requires_grad:
             raise ConfigError(
                 f"parameter {name!r} is a {type(parameter).__name__} of dtype {parameter.dtype}, "
