@@ -1,7 +1,7 @@
 """`deepspeed.checkpointing`: activation checkpointing under DeepSpeed's names.
 
 It is `torch.utils.checkpoint`, which needs no configuration; where what a checkpointed region keeps
-is put is said in the engine's config, under `activation_checkpointing`.
+is put is said in the engine's config, under `activation_checkpointing`: see `engine.region_inputs`.
 """
 
 from __future__ import annotations

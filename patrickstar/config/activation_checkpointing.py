@@ -15,7 +15,11 @@ class ActivationCheckpointing(Section):
     """``activation_checkpointing``."""
 
     cpu_checkpointing: Bool = honoured(
-        False, "let the inputs that checkpointed regions save leave the device"
+        False,
+        "keep the inputs that checkpointed regions save in chunks on the host",
+        note="from there they go to the disk when the host's budget is full; so do those of "
+        "`torch.utils.checkpoint`. Without a device apart from the host, and without a disk, there "
+        "is nowhere to take them. `patrickstar plan` counts them where they were made",
     )
 
 

@@ -12,7 +12,6 @@ from patrickstar.config import batch, legacy, precision
 from patrickstar.config.check import check
 from patrickstar.config.explain import told
 from patrickstar.config.model import Config
-from patrickstar.config.pending import remark_on_pending
 from patrickstar.config.source import read
 from patrickstar.config.warning import Notes
 from patrickstar.config.zero import disk_tier
@@ -62,7 +61,6 @@ def _load(
     except ValidationError as error:
         raise ConfigError("\n".join(told(error))) from None
     precision.check(loaded.fp16, loaded.bf16, loaded.data_types)
-    remark_on_pending(loaded, notes)
     train, micro, steps = (getattr(loaded, one) if one in kept else None for one in batch.NAMES)
     triple = batch.resolve(train, micro, steps, world_size)
     memory = loaded.patrickstar.memory

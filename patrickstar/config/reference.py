@@ -13,7 +13,6 @@ from typing import Any
 
 from patrickstar.config.key import UNSET, Key, Status
 from patrickstar.config.keys import TABLE
-from patrickstar.config.pending import ALWAYS
 
 _HEAD = """\
 # DeepSpeed's config, key by key
@@ -103,8 +102,6 @@ def _status(key: Key) -> str:
 
 def _text(key: Key) -> str:
     meaning = f"{_capital(key.meaning)}."
-    if key.path in ALWAYS:
-        meaning += " **Nothing acts on it yet**, which a warning says."
     if not key.note:
         return meaning
     if key.status is Status.HONOURED:

@@ -93,7 +93,7 @@ class Nursery:
         numel = parameter.numel()
         chunk, offset = self._place(parameter.dtype, numel)
         flat = self.manager.tensor(chunk)
-        stride = parameter.stride() if _is_dense(parameter) else None
+        stride = parameter.stride() if is_dense(parameter) else None
         data = view_of(flat, offset, parameter.shape, stride)
         with self.manager.use([Use(chunk.id, Access.UPDATE)]):
             data.copy_(parameter.detach())
@@ -195,7 +195,7 @@ def may_be_managed(parameter: nn.Parameter) -> bool:
     )
 
 
-def _is_dense(parameter: nn.Parameter) -> bool:
+def is_dense(parameter: torch.Tensor) -> bool:
     """Whether the strides cover the elements without gaps or overlap, in whatever order."""
     expected = 1
     for size, stride in sorted(

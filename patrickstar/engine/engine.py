@@ -31,6 +31,7 @@ from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.refusal import shapes_of, with_smallest
+from patrickstar.engine.region_inputs import RegionInputs
 from patrickstar.engine.resuming import load
 from patrickstar.engine.saved_tensors import SavedTensors
 from patrickstar.engine.saving import save, save_weights
@@ -67,13 +68,14 @@ class Engine(DeepSpeedNames, nn.Module):
         segments: Segments,
         precision: Precision,
         accumulation_steps: int,
+        region_inputs: RegionInputs | None = None,
     ) -> None:
         super().__init__()
         # Kept out of nn.Module's registry: names must stay those of the user's module.
         self.__dict__["module"] = module
         self._state, self._gradients, self._segments = state, gradients, segments
         self._precision = precision
-        self._saved = SavedTensors(state.manager, state)
+        self._saved = SavedTensors(state.manager, state, region_inputs)
         self.accumulation_steps = accumulation_steps
         self.micro_steps = self.global_steps = self.skipped_steps = 0
         self.optimizer: ChunkedOptimizer | None = None
@@ -148,6 +150,7 @@ class Engine(DeepSpeedNames, nn.Module):
                 with self._saved.hooks(), one_thread, self._timed("bwd_inner"):
                     scaled = self._precision.scale_loss(loss)
                     torch.autograd.backward(scaled, retain_graph=retain_graph)
+                self._saved.tidy()
             self.micro_steps += 1
         except BudgetError as error:
             raise self.refusal(error) from error

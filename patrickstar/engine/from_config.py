@@ -69,6 +69,7 @@ def settings_from(config: Config) -> RunSettings:
         pin_host=_pins_host(config),
         update_on=update_on,
         record=ours.record,
+        carry_inputs=config.activation_checkpointing.cpu_checkpointing,
         skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
         make_scheduler=(
             None

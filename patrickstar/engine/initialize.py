@@ -31,6 +31,7 @@ from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
 from patrickstar.engine.reducing import GradientReducer
+from patrickstar.engine.region_inputs import RegionInputs
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.sharding import Sharding
 from patrickstar.engine.sizing import refuse_what_cannot_fit, refused_to_build, specification_of
@@ -74,6 +75,7 @@ class RunSettings:
     update_on: Literal["host", "device"] = "host"
     verify_disk: bool = True  # checksums of what goes to the disk tier
     record: Path | None = None  # a folder that the run is recorded into
+    carry_inputs: bool = False  # what checkpointed regions keep goes to the host, in chunks
     ranks: Ranks | None = None  # those that train together, if they are several
 
 
@@ -191,7 +193,16 @@ def _assemble(
         manager, device, base, overlap, allocated_peak(device), recording, state.sharding
     )
     engine = Engine(
-        module, state, gradients, segments, settings.precision, settings.accumulation_steps
+        module,
+        state,
+        gradients,
+        segments,
+        settings.precision,
+        settings.accumulation_steps,
+        # With one tier there is nowhere else to be.
+        RegionInputs(manager, home.host_tier)
+        if settings.carry_inputs and len(manager.tiers) > 1
+        else None,
     )
     optimizer = ChunkedOptimizer(
         groups,

@@ -167,6 +167,8 @@ def _need(state: ModelState, trace: Trace, tier: int) -> int:
     """The smallest budget of `tier` for `trace`, with the tiers above it as they are."""
     manager = state.manager
     sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
+    used = {use.chunk for moment in trace.moments for use in moment.uses}
+    sizes |= {chunk: manager.chunk(chunk).nbytes for chunk in used - sizes.keys()}
     above = [t.capacity for t in manager.tiers[:tier]]
     # One tier more than there are, so that the lowest is played too.
     capacities = above + [None for _ in [*manager.tiers[tier:], None]]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from patrickstar.engine.aligned import Slot
+from patrickstar.engine.region_inputs import AwayView, RegionInputs
 from patrickstar.engine.state import ModelState
 from patrickstar.memory import Access, ChunkManager, Use
 
@@ -37,13 +38,24 @@ class ChunkView:
 
 
 class SavedTensors:
-    """Packs and unpacks what autograd saves while an engine's model runs."""
+    """Packs and unpacks what autograd saves while an engine's model runs.
 
-    def __init__(self, manager: ChunkManager, state: ModelState) -> None:
-        self._manager, self._state = manager, state
+    Args:
+        inputs: puts inputs of checkpointed regions away, if that is wanted.
+    """
+
+    def __init__(
+        self, manager: ChunkManager, state: ModelState, inputs: RegionInputs | None = None
+    ) -> None:
+        self._manager, self._state, self._inputs = manager, state, inputs
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
         return torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack)
+
+    def tidy(self) -> None:
+        """Give up what was put away and has gone with its graph."""
+        if self._inputs is not None:
+            self._inputs.tidy()
 
     def pack(self, tensor: torch.Tensor) -> Any:
         with _PLAIN():
@@ -51,7 +63,11 @@ class SavedTensors:
                 return _outside(tensor)
             chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
             if chunk is None:
+                if self._inputs is not None and self._inputs.wants(tensor):
+                    return self._inputs.put(tensor)
                 return _outside(tensor)
+            if self._inputs is not None and (away := self._inputs.view(chunk, tensor)) is not None:
+                return away
             offset = int(tensor.storage_offset())
             slot = self._state.slot_at(chunk, offset)
             # A view that was unpacked once and is saved again (a backward that makes a graph)
@@ -73,6 +89,9 @@ class SavedTensors:
             if tensor._version != version:
                 raise _changed(f"a saved tensor of shape {tuple(tensor.shape)}")
             return tensor  # type: ignore[no-any-return]
+        if type(packed) is AwayView:
+            assert self._inputs is not None, "who packs can unpack"
+            return self._inputs.get(packed)
         view: ChunkView = packed
         if view.slot is not None:
             with _PLAIN():
