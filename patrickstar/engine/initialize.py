@@ -149,6 +149,7 @@ def _assemble(
     sharding = None
     if settings.ranks is not None:
         refuse_other_settings(settings, settings.ranks)
+        _refuse_whole_tensor_rules(settings, settings.ranks)
         sharding = Sharding(manager, settings.ranks)
     with _nursery(manager, home, settings, ahead, sharding) as nursery:
         module = _built(provider, nursery, settings, param_groups)
@@ -324,7 +325,6 @@ def _lay_out(
         refuse_other_models(module, groups, settings.ranks)
     first = manager.tiers[0]
     specification = specification_of(settings, first.name, first.capacity)
-    _refuse_whole_tensor_rules(settings)
     state = ModelState(module, groups, settings.rule, specification, manager, home, sharding)
     base = sum(buffer.nbytes for buffer in module.buffers())
     refuse_what_cannot_fit(state, module, groups, settings, base)
@@ -333,9 +333,8 @@ def _lay_out(
     return groups, state
 
 
-def _refuse_whole_tensor_rules(settings: RunSettings) -> None:
-    ranks = settings.ranks
-    if ranks is not None and ranks.shards_states and settings.rule.per_tensor:
+def _refuse_whole_tensor_rules(settings: RunSettings, ranks: Ranks) -> None:
+    if ranks.shards_states and settings.rule.per_tensor:
         raise ConfigError(
             f"{settings.rule.name} updates a weight by norms or products of its whole tensor, and "
             "from ZeRO stage 1 on no rank has that: use zero_optimization.stage 0"
