@@ -2,11 +2,15 @@
 
     torchrun --nproc-per-node 2 examples/comm_without_modules.py
     torchrun --nproc-per-node 4 examples/comm_without_modules.py --shard-size 2
+    torchrun --nproc-per-node 2 examples/comm_without_modules.py --owners
 
 Every rank holds an N-th of the weights of a two-layer network, in two flat chunks. A step gathers a
 chunk when it is needed, drops it after use, reduces its gradient to shards as soon as it is there,
 and updates the own shard: ZeRO-3 by hand. While one chunk is used the next one travels, in an order
 that is the same on every rank.
+
+With --owners each chunk is whole on one rank, which broadcasts it and takes its gradients, one
+chunk at a time: less scratch memory, and the same numbers.
 """
 
 from __future__ import annotations
@@ -17,13 +21,16 @@ import torch
 import torch.distributed as dist
 
 from patrickstar.comm import (
+    ChunkComm,
     Collective,
     Communicator,
     OrderedIssuer,
+    OwnerComm,
     ShardedComm,
     Slot,
     Ticket,
     Work,
+    assign_owners,
 )
 
 FEATURES, HIDDEN, BATCH = 16, 64, 32
@@ -34,11 +41,13 @@ ORDER = [(GATHER, "first"), (GATHER, "second"), (REDUCE, "second"), (REDUCE, "fi
 
 
 class Network:
-    """Two chunks of weights, of which this rank holds its shards."""
+    """Two chunks of weights, of which this rank holds its parts."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, *, owners: bool = False) -> None:
         self.comm = comm
-        self.chunks = ShardedComm(comm)
+        self.chunks: ChunkComm = ShardedComm(comm)
+        if owners:
+            self.chunks = OwnerComm(comm, assign_owners(NUMELS, comm.shard.size))
         self.issuer = OrderedIssuer(comm.control, self.absent)
         torch.manual_seed(0)
         self.shards = {}
@@ -95,10 +104,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Sharded training without nn.Module.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--shard-size", type=int, help="shard within groups of this many ranks")
+    parser.add_argument("--owners", action="store_true", help="a chunk is whole on one rank")
     arguments = parser.parse_args()
     dist.init_process_group("gloo")
     with Communicator.open(shard_size=arguments.shard_size, device="cpu", timeout=60) as comm:
-        network = Network(comm)
+        network = Network(comm, owners=arguments.owners)
         teacher = torch.randn(FEATURES)
         batches = torch.Generator().manual_seed(comm.rank)  # every rank has batches of its own
         for step in range(arguments.steps):

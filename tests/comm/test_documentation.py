@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
+import torch
+
+from patrickstar.comm import Communicator
 from tests.rank_pool import ROOT
 
 PAGE = ROOT / "docs" / "comm.md"
@@ -26,6 +30,26 @@ def test_the_code_on_the_page_runs_on_one_two_and_three_ranks(ranks):
     for size in (1, 2, 3):
         for names in ranks.run(run_the_page, size, source):
             assert {"comm", "whole", "report", "norm_squared", "totals"} <= names
+
+
+def losses_of_the_example(rank: int, size: int, owners: bool) -> tuple[list[float], int]:
+    example = runpy.run_path(str(EXAMPLE))
+    draw = torch.Generator().manual_seed(rank)
+    with Communicator.open(timeout=30) as comm:
+        network = example["Network"](comm, owners=owners)
+        found = []
+        for _ in range(5):
+            inputs = torch.randn(8, example["FEATURES"], generator=draw)
+            found.append(network.step(inputs, inputs.sum(dim=1).tanh(), lr=0.1))
+        return found, sum(shard.numel() for shard in network.shards.values())
+
+
+def test_the_example_with_owners_has_the_losses_of_shards(ranks):
+    shards = ranks.run(losses_of_the_example, 2, False)
+    owned = ranks.run(losses_of_the_example, 2, True)
+    assert [losses for losses, _ in owned] == [losses for losses, _ in shards]
+    assert [held for _, held in shards] == [544, 544]
+    assert sorted(held for _, held in owned) == [64, 1024]
 
 
 def test_the_example_learns_with_two_ranks_under_torchrun():
