@@ -167,7 +167,7 @@ def _assemble(
         try:
             state.move_in(nursery)
         except BudgetError as error:
-            raise refused_to_build(error, None, groups, settings) from error
+            raise refused_to_build(error, module, groups, settings, laid_out=True) from error
         if settings.ranks is not None:
             take_first_ranks(dict([*module.named_buffers(), *state.unmanaged]), settings.ranks)
         for parameter in module.parameters():

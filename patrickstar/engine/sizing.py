@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from patrickstar.engine.initialize import RunSettings
 
 
+_UPDATED = 16  # bytes of one weight while it is updated: itself, its gradient and two moments
+
+
 def memory_of(settings: RunSettings) -> tuple[tuple[str, ...], Budgets]:
     """The names of the tiers in memory, fastest first, and their budgets."""
     if settings.device is None and settings.device_budget is None:
@@ -89,6 +92,8 @@ def refused_to_build(
     module: nn.Module | None,
     groups: Sequence[dict[str, Any]],
     settings: RunSettings,
+    *,
+    laid_out: bool = False,
 ) -> BudgetError:
     """`error`, which came while `module` was built, with a budget that is enough.
 
@@ -96,19 +101,23 @@ def refused_to_build(
 
     Args:
         module: as far as it is built; None if that is not known.
+        laid_out: it is built, and its state was not refused (`refuse_what_cannot_fit`).
     """
     smallest = error.smallest
     if settings.device is not None:  # half of the host's budget is for building
         smallest *= 2
     more = with_margin(smallest)
     names, budgets = memory_of(settings)
-    if module is not None and settings.device is None and settings.ranks is None:
+    alone = settings.device is None and settings.ranks is None
+    if module is not None and alone and not laid_out:
         with managed_on_paper(module):
             base = sum(buffer.nbytes for buffer in module.buffers())
             needs = needs_of(module, groups, settings, dtypes=dtypes_of(module), base=base)
             more = max(more, needs.judge(budgets).smallest[names.index(error.tier)])
+    pieces = "" if module is None else _in_smaller_pieces(module, error.budget)
     return BudgetError(
-        f"{error}. This is needed to build the model; try {format_bytes(more)} ({more} bytes)",
+        f"{error}. This is needed to build the model; try {format_bytes(more)} ({more} bytes)"
+        f"{pieces}",
         tier=error.tier,
         budget=error.budget,
         smallest=more,
@@ -134,11 +143,24 @@ def refuse_what_cannot_fit(
             f"the {name} budget of {format_bytes(budget)} is too small for this model: {largest} "
             f"{format_bytes(need)} at once. The smallest budget that works is "
             f"{format_bytes(named)} ({named} bytes) plus room for activations; "
-            "or set patrickstar.chunk_size lower (patrickstar.piece_size for one large parameter)",
+            f"or set patrickstar.chunk_size lower{_in_smaller_pieces(module, budget)}",
             tier=name,
             budget=budget,
             smallest=named,
         )
+
+
+def _in_smaller_pieces(module: nn.Module, budget: int) -> str:
+    """What to do besides if one parameter alone is too large for `budget`."""
+    wide = [(p.numel(), name) for name, p in in_pieces(module) if p.dim() > 1]
+    numel, name = max(wide, default=(0, ""))
+    fitting = 1 << max(budget // (3 * _UPDATED), 1).bit_length() - 1
+    if numel <= fitting:
+        return ""
+    return (
+        f"; or set patrickstar.piece_size to {fitting}, so that {name!r} ({numel} elements) is "
+        "used in pieces, whose sums round differently from one product"
+    )
 
 
 def _lacking(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import patrickstar
 from patrickstar.engine.initialize import make_engine
 from patrickstar.engine.pieces import PiecedParameter, PiecesError
 from patrickstar.errors import BudgetError
@@ -196,3 +198,27 @@ def test_a_copy_that_is_made_while_building_is_in_pieces_too() -> None:
     run_plain(Twice, batches(2)).assert_same(
         run_engine(Twice, batches(2), dataclasses.replace(pieced(), piece_size=1 << 20))
     )
+
+
+@pytest.mark.parametrize("device", ["3MiB", "6MiB"])
+def test_the_piece_size_that_a_refusal_names_for_a_wide_parameter_works(device: str) -> None:
+    class Widest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20_000, 64)
+            self.up, self.down = nn.Linear(64, 8192), nn.Linear(8192, 1)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.down(self.up(self.table(rows)).relu()).square().mean()
+
+    ours: dict[str, Any] = {"memory": {"device": device, "host": "64MiB"}}
+    with pytest.raises(BudgetError, match=r"'table\.weight'") as refused:
+        patrickstar.initialize_engine(Widest, {"patrickstar": ours})
+    (named,) = re.findall(r"piece_size to (\d+)", str(refused.value))
+    engine, optimizer = patrickstar.initialize_engine(
+        Widest, {"patrickstar": {**ours, "piece_size": int(named)}}
+    )
+    for _ in range(2):
+        engine.backward(engine(torch.arange(8)))
+        optimizer.step()
+    engine.close()
