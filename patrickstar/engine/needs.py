@@ -22,7 +22,7 @@ from patrickstar.engine.grouping import grouped, repeated, updates_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.on_paper import building_trace
 from patrickstar.engine.state import ModelState, StateSpecification
-from patrickstar.memory import ChunkManager, CpuTier, Moment, Policy, Trace, make_plan
+from patrickstar.memory import ChunkManager, CpuTier, Moment, Plan, Policy, Trace, make_plan
 from patrickstar.optim import UpdateRule
 
 MOST_BACKWARDS = 8  # that are played; more of them need no more memory
@@ -165,13 +165,19 @@ class Needs:
             self._found[budgets] = needs
         return self._found[budgets]
 
+    def planned(
+        self, trace: Trace, sizes: Mapping[int, int], capacities: Sequence[int | None]
+    ) -> Plan:
+        """A plan that loads nothing ahead, so that it needs the least."""
+        return make_plan(trace, sizes, capacities, self._policy, prefetch=False)
+
     def _of_trace(self, trace: Trace, sizes: Mapping[int, int], budgets: Budgets) -> list[int]:
         needs: list[int] = []
         above: list[int | None] = []
         for tier, budget in enumerate(budgets):
             # One tier more than there are, so that the lowest is played too.
             below = [None] * (len(budgets) - tier + 1)
-            plan = make_plan(trace, sizes, [*above, *below], self._policy, prefetch=False)
+            plan = self.planned(trace, sizes, [*above, *below])
             lowest = not self._disk and tier + 1 == len(budgets)  # nothing can leave it
             needs.append((plan.peak if lowest else plan.smallest).get(tier, 0))
             above.append(None if budget is None else max(budget, needs[-1]))

@@ -190,7 +190,9 @@ class _Asked:
         self._seconds: Seconds = roofline(self.facts)
         if given is None:
             file = cache_folder() / "operators.json"
-            key = f"{self.facts.processor.name}, {torch.get_num_threads()}, {torch.__version__}"
+            key = (
+                f"{self.facts.processor.name}, {torch.get_num_threads()}, {torch.__version__}, cold"
+            )
             self._measured = Measured(self._seconds, file, key)
             self._seconds = self._measured
 
@@ -206,17 +208,19 @@ class _Asked:
         run: Rehearsed,
         settings: RunSettings | None = None,
         machine: Machine | None = None,
+        known: Prediction | None = None,
     ) -> Prediction:
         settings, facts = settings or self._settings, machine or self.facts
-        known = settings.device is None or facts.accelerator is not None
+        timed = settings.device is None or facts.accelerator is not None
         if settings.disk is not None and facts.disk is None:
-            known = False
+            timed = False
         return predict(
             run,
             settings,
-            facts if known else None,
+            facts if timed else None,
             self._seconds,
-            measured=self._given is None,
+            overhead=self._measured.overhead() if self._measured is not None else None,
+            known=known,
         )
 
     def holds(self, found: Prediction) -> bool:
@@ -258,7 +262,7 @@ class _Asked:
         if settings.disk is not None and disk is not None:
             faster = disk.model_copy(update={"read": 2 * disk.read, "write": 2 * disk.write})
             machine = self.facts.model_copy(update={"disk": faster})
-            tried("a disk twice as fast", self.predicted(run, None, machine))
+            tried("a disk twice as fast", self.predicted(run, None, machine, before))
         if recomputing is not None:
             tried("recomputation the other way", self.predicted(self.rehearsed(recomputing)))
         larger = tree_map_only(torch.Tensor, _twice, self._inputs)

@@ -7,7 +7,7 @@ left to the next forward where the run would leave them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from patrickstar.engine.initialize import RunSettings
@@ -15,6 +15,7 @@ from patrickstar.engine.needs import Verdict
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
 from patrickstar.memory import Plan, Trace, make_plan
+from patrickstar.planning.overhead import Overhead
 from patrickstar.planning.rehearsed import Rehearsed
 from patrickstar.planning.timeline import Lane, Timeline, play
 from patrickstar.planning.timing import Seconds
@@ -75,6 +76,7 @@ class Prediction:
     Attributes:
         fits: whether every budget holds.
         tiers: by name, fastest first.
+        plan: that the run would follow.
         moved: bytes a step between neighbouring tiers, by "from->to".
         step: how long; None without a machine, or if it does not fit.
         usage: bytes of each tier in memory at each moment, under the budgets.
@@ -83,6 +85,7 @@ class Prediction:
 
     fits: bool
     tiers: dict[str, TierPrediction]
+    plan: Plan = field(repr=False)
     moved: dict[str, int] = field(default_factory=dict)
     step: StepPrediction | None = None
     usage: dict[str, list[int]] = field(default_factory=dict)
@@ -100,20 +103,25 @@ def predict(
     machine: Machine | None,
     seconds: Seconds | None,
     *,
-    measured: bool = False,
+    overhead: Overhead | None = None,
+    known: Prediction | None = None,
 ) -> Prediction:
     """What `run` takes under the budgets of `settings`, on `machine` if one is given.
 
     Args:
         seconds: of an operator on the machine.
-        measured: whether `seconds` were measured.
+        overhead: what the engine takes beside, if it and `seconds` were measured.
+        known: the answer for the same run and settings on another machine: only the step differs.
     """
-    budgets, disk = run.budgets, settings.disk is not None
-    # Without a disk nothing leaves the lowest tier; one more below it shows what it must hold.
-    plan = _live_plan(run, settings, [*budgets, None] if disk else [*budgets[:-1], None, None])
-    verdict = run.needs.judge(budgets)
-    tiers = _tiers(run, settings, plan, verdict)
-    fits = verdict.fits and all(tier.fits for tier in tiers.values())
+    if known is None:
+        budgets, disk = run.budgets, settings.disk is not None
+        # Without a disk nothing leaves the lowest tier; one more below it shows what it must hold.
+        plan = _live_plan(run, settings, [*budgets, None] if disk else [*budgets[:-1], None, None])
+        verdict = run.needs.judge(budgets)
+        tiers = _tiers(run, settings, plan, verdict)
+        fits = verdict.fits and all(tier.fits for tier in tiers.values())
+    else:
+        plan, tiers, fits = known.plan, known.tiers, known.fits
     names = list(tiers)
     moved: dict[str, int] = {}
     for index, (upper, lower) in enumerate(itertools.pairwise(names)):
@@ -122,10 +130,10 @@ def predict(
     usage = {name: plan.in_use.get(i, []) for i, name in enumerate(run.names)}
     step, moments = None, []
     if machine is not None and seconds is not None and fits:
-        timeline = _timeline(run, settings, plan, machine, seconds, budgets, names)
-        step = _step(timeline, names, measured=measured)
+        timeline = _timeline(run, plan, machine, seconds, overhead or Overhead(), names)
+        step = _step(timeline, names, measured=overhead is not None)
         moments = timeline.begins
-    return Prediction(fits, tiers, moved, step, usage, moments)
+    return Prediction(fits, tiers, plan, moved, step, usage, moments)
 
 
 def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int | None]) -> Plan:
@@ -135,49 +143,80 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
         prefetch = settings.prefetch and settings.plan
         return make_plan(trace, run.sizes, capacities, settings.policy, prefetch=prefetch)
 
-    plan = planned(run.trace)
-    moves = any(plan.loaded.values()) or any(plan.saved.values())
-    if settings.plan and settings.overlap_update and moves and plan.fits(capacities[:-1]):
+    moves = any(
+        capacity is not None and capacity < run.everything(tier)
+        for tier, capacity in enumerate(capacities[:-1])
+    )
+    if settings.plan and settings.overlap_update and moves:
         later = overlapped(run.trace, run.family)
         if later is not None:
             with_updates = planned(later)
             if with_updates.fits(capacities[:-1]):
                 return with_updates
-    return plan
+    return planned(run.trace)
 
 
 def _tiers(
     run: Rehearsed, settings: RunSettings, plan: Plan, verdict: Verdict
 ) -> dict[str, TierPrediction]:
     found = {
-        name: TierPrediction(budget, smallest, plan.peak.get(index, smallest))
+        name: TierPrediction(budget, smallest, _peak(run, plan, index, budget, smallest))
         for index, (name, budget, smallest) in enumerate(
             zip(run.names, run.budgets, verdict.smallest, strict=True)
         )
     }
     if settings.disk is not None:
-        found["disk"] = _disk(run, settings.disk[1], run.budgets)
+        found["disk"] = _disk(run, plan, settings.disk[1])
     return found
 
 
-def _disk(run: Rehearsed, budget: int | None, above: Sequence[int | None]) -> TierPrediction:
-    if above[-1] is None:
+def _peak(run: Rehearsed, plan: Plan, tier: int, budget: int | None, smallest: int) -> int:
+    """The most that a tier in memory holds, from the first iteration on.
+
+    That one follows no plan, and what is there stays as long as nobody needs its room.
+    """
+    most = plan.peak.get(tier, smallest)
+    if budget is None or tier not in plan.peak or not plan.saved.get(tier):
+        return most
+    return max(most, min(budget, run.everything(tier)))
+
+
+def _disk(run: Rehearsed, plan: Plan, budget: int | None) -> TierPrediction:
+    if run.budgets[-1] is None:
         return TierPrediction(budget, 0, 0)
-    slots = [-(-nbytes // _SLOT) * _SLOT for nbytes in run.sizes.values()]
+    slots = {chunk: -(-nbytes // _SLOT) * _SLOT for chunk, nbytes in run.sizes.items()}
     # What memory holds needs no place, apart from what is on its way.
-    memory = sum(n or 0 for n in above) - run.activation_bytes
-    moving = 2 * max(slots, default=0)
-    least = min(sum(slots), max(0, sum(slots) + moving - max(0, memory)))
-    return TierPrediction(budget, least, sum(slots))
+    memory = sum(n or 0 for n in run.budgets) - run.activation_bytes
+    total, moving = sum(slots.values()), 2 * max(slots.values(), default=0)
+    least = min(total, max(0, total + moving - max(0, memory)))
+    return TierPrediction(budget, least, _most_on_disk(plan, slots, len(run.names) - 1))
+
+
+def _most_on_disk(plan: Plan, slots: Mapping[int, int], lowest: int) -> int:
+    """The most bytes that the disk below the tier `lowest` holds at once.
+
+    A copy stays there, whoever loads it, until its contents are changed or die.
+    """
+    there: set[int] = set()
+    taken = most = 0
+    for _ in range(2):  # the second iteration begins with what the first left behind
+        for moment, actions in zip(plan.trace.moments, plan.actions, strict=True):
+            saved = {a.chunk for a in actions if a.kind == "save" and a.tier == lowest} - there
+            there |= saved
+            taken += sum(slots[chunk] for chunk in saved)
+            most = max(most, taken)
+            stale = {use.chunk for use in moment.uses if use.access.writes} | {*moment.blanked}
+            taken -= sum(slots[chunk] for chunk in stale & there)
+            there -= stale
+    return most
 
 
 def _timeline(
     run: Rehearsed,
-    settings: RunSettings,
     plan: Plan,
     machine: Machine,
     seconds: Seconds,
-    budgets: Sequence[int | None],
+    overhead: Overhead,
     names: Sequence[str],
 ) -> Timeline:
     on_device = run.names[run.update_tier] == "device"
@@ -188,14 +227,20 @@ def _timeline(
     step = run.work_moments - 1  # where nothing computes but updates
     each = run.work.seconds(step, seconds, machine.computes.copy_bytes_per_s)
     for index, in_trace in enumerate(run.places[:-1]):
-        computing[in_trace] += each[index % step]
+        computing[in_trace] += each[index % step] + overhead.moment
     of = {id(moment): n for n, moment in enumerate(run.trace.moments[:until])}
     compute, update = [], []
-    for moment in plan.trace.moments:
+    for moment, actions in zip(plan.trace.moments, plan.actions, strict=True):
         place = of.get(id(moment))
-        compute.append(0.0 if place is None else computing[place])
+        moving = [run.sizes[action.chunk] for action in actions if action.kind != "evict"]
+        beside = len(moving) * overhead.move + sum(moving) * overhead.moved_byte
+        loaded = [a for a in actions if a.kind == "load" and names[a.tier + 1] == "disk"]
+        beside += sum(run.sizes[action.chunk] for action in loaded) * overhead.fresh_byte
+        compute.append(beside + (0.0 if place is None else computing[place]))
         chunk = run.family.get(moment.uses[0].chunk, -1) if moment.uses else -1
-        update.append(0.0 if place is not None else run.updates.get(chunk, 0) / updates.update_rate)
+        taken = run.updates.get(chunk, 0) / updates.update_rate
+        taken += run.tensors.get(chunk, 0) * overhead.update
+        update.append(0.0 if place is not None else taken)
     lanes: dict[int, Lane] = {}
     for index, (upper, lower) in enumerate(itertools.pairwise(names)):
         if lower == "disk":
@@ -207,7 +252,7 @@ def _timeline(
         else:  # a part of the host's memory stands for the device
             copy = machine.processor.copy_bytes_per_s / 2
             lanes[index] = Lane(copy, copy, shared=True)
-    return play(plan, run.sizes, [*budgets, None], compute, update, lanes)
+    return play(plan, run.sizes, [*run.budgets, None], compute, update, lanes)
 
 
 def _step(timeline: Timeline, names: Sequence[str], *, measured: bool) -> StepPrediction:

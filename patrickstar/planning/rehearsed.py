@@ -52,6 +52,7 @@ class Rehearsed:
         dtype: of the weights.
         state_bytes: of all chunks.
         updates: bytes that the update of each parameter chunk reads and writes.
+        tensors: parameters in each of these chunks.
         update_tier: where updates run.
         chunks, chunk_elements: how many groups of aligned chunks, and the longest.
     """
@@ -71,6 +72,7 @@ class Rehearsed:
     dtype: torch.dtype
     state_bytes: int
     updates: dict[int, int]
+    tensors: dict[int, int]
     update_tier: int
     chunks: int
     chunk_elements: int
@@ -84,6 +86,11 @@ class Rehearsed:
     def activation_bytes(self) -> int:
         """The most that no chunk owns, at any moment."""
         return self.trace.peak_other(0)
+
+    def everything(self, tier: int) -> int:
+        """The most that a tier in memory would hold if nothing ever left it."""
+        unlimited = [None] * (len(self.names) + 1)
+        return self.needs.planned(self.trace, self.sizes, unlimited).peak.get(tier, 0)
 
     def under(self, settings: RunSettings) -> Rehearsed:
         """The same model on the same inputs under other budgets."""
@@ -149,6 +156,7 @@ def _seen_through(laid: LaidOut) -> dict[str, Any]:
         "family": families(laid.state.aligned),
         "state_bytes": laid.state.total_bytes(),
         "updates": _update_bytes(laid.state),
+        "tensors": {a.parameter.id: len(a.slots) for a in laid.state.aligned},
         "chunks": len(laid.state.aligned),
         "chunk_elements": laid.state.limit,
     }

@@ -1,9 +1,10 @@
 """How long an operator takes: measured on this machine, or bounded by another's rates.
 
-Measured: the operator runs on tensors of its shapes. Weights come from memory in a real step, so
-before every try those arguments are pushed out of the caches, while activations, which were made
-just before, stay in. The fastest of a few tries counts, since others may use the processor. What
-was measured is kept beside the machine's facts.
+Measured: the operator runs on tensors of its shapes. In a real step weights come from memory, what
+was saved for the backward was made long before, and whatever is larger than a core's own cache has
+left it, so before every try all arguments are pushed out. The median of a few tries counts: a step
+has ordinary ones too. What was measured is kept beside the machine's facts, with what the engine
+itself takes (`overhead`).
 
 Bounded: the longer of computing and moving its bytes (the roofline model; Williams, Waterman and
 Patterson, "Roofline", CACM 52, 2009). No kernel is faster, and most are slower.
@@ -11,8 +12,10 @@ Patterson, "Roofline", CACM 52, 2009). No kernel is faster, and most are slower.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,12 +26,14 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from patrickstar.machine import Machine
+from patrickstar.planning.overhead import Overhead, measure_overhead
 from patrickstar.planning.work import OperatorKind, TensorKind
 
 _TRIES = 5
-_PATIENCE = 0.2  # seconds that all tries may take, but for the first two
+_PATIENCE = 0.2  # seconds that all tries may take, but for the first three
 _FLUSHED = 64 << 20  # bytes that are touched to empty a processor's own caches
 _MOST = 4 << 30  # bytes of arguments; larger operators are bounded instead
+_OVERHEAD = tuple(f"the engine, {field.name}" for field in dataclasses.fields(Overhead))
 Seconds = Callable[[OperatorKind], float]
 
 
@@ -67,6 +72,16 @@ class Measured:
         known = self._known[name]
         return self._otherwise(kind) if known is None else known
 
+    def overhead(self) -> Overhead:
+        """What the engine takes beside operators, measured once."""
+        found = [self._known.get(name) for name in _OVERHEAD]
+        if None in found:
+            measured = measure_overhead()
+            found = list(dataclasses.astuple(measured))
+            self._known.update(zip(_OVERHEAD, found, strict=True))
+            self._changed = True
+        return Overhead(*(part or 0.0 for part in found))
+
     def keep(self) -> None:
         """Write what was measured; a file that cannot be written costs only time."""
         if self._file is None or not self._changed:
@@ -88,26 +103,17 @@ class Measured:
             with torch.no_grad():
                 leaves = [_real(leaf, min(rows, default=1)) for leaf in kind.leaves]
                 args, kwargs = tree_unflatten(leaves, kind.structure)
-                warm = [
-                    tensor
-                    for leaf, tensor in zip(kind.leaves, leaves, strict=True)
-                    if isinstance(leaf, TensorKind) and not leaf.managed
-                ]
-                cold = len(warm) < len(tensors)
                 taken = []
                 for _ in range(_TRIES):
-                    if cold:
-                        self._empty_caches()
-                        for tensor in warm:
-                            tensor.add_(0)
+                    self._empty_caches()
                     began = time.perf_counter()
                     kind.func(*args, **kwargs)
                     taken.append(time.perf_counter() - began)
-                    if len(taken) > 1 and sum(taken) > _PATIENCE:
+                    if len(taken) > 2 and sum(taken) > _PATIENCE:
                         break
         except Exception:  # an operator that wants other values than these
             return None
-        return min(taken[1:])
+        return statistics.median(taken[1:])
 
     def _empty_caches(self) -> None:
         if self._flush is None:
