@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from patrickstar.cli import app
 from patrickstar.config import load_config
+from patrickstar.machine import machine_from
 
 from .test_readme import ROOT, execute
 
@@ -54,12 +55,86 @@ def test_a_block_is_of_a_language_that_is_tried() -> None:
     assert {language for _, language, _ in BLOCKS} <= tried
 
 
-def test_a_command_is_one_that_can_be_tried_or_belongs_to_a_cluster() -> None:
-    tried = ("patrickstar ", "make ", ".venv/bin/python ")
-    cluster = ("torchrun ", "srun ", "first=")
-    # CI runs what installs DeepSpeed; test_what_ci_installs_is_what_a_page_names.
-    kinds = (*tried, *cluster, "DS_BUILD_OPS=0 .venv/bin/pip install deepspeed==")
-    assert [line for line in COMMANDS if not line.startswith(kinds)] == []
+# What is run, made short; what is not, and why, by how the line begins.
+SHORT = {
+    "patrickstar train ": ["--steps", "2", "--sequence-length", "16"],
+    "patrickstar plan ": ["--machine", "laptop-8gb", "--quick", "--sequence-length", "16"],
+    "patrickstar report ": [],
+    "patrickstar trace ": [],
+}
+NOT_RUN = {
+    "patrickstar doctor ": "writes a GiB to a disk; tests/cli/test_doctor.py runs it on small ones",
+    "patrickstar import-checkpoint ": "needs DeepSpeed's files; see tests/cli",
+    "patrickstar export-checkpoint ": "needs a run's files; see tests/cli",
+    "torchrun ": "needs the reader's script; test_several_gpus_page.py runs the page",
+    "srun ": "needs a cluster",
+    "first=": "needs a cluster",
+    "make setup": "is how these tests got their environment",
+    "make lint": "CI runs it",
+    "make test": "these tests are it",
+    "make soak": "takes up to 40 minutes; tests/soak runs each part in small",
+    "make docs": "tests/test_site.py builds the site",
+    ".venv/bin/python -m pytest ": "these tests are some of them",
+    ".venv/bin/python benchmarks/": "takes minutes; its options are tried, and tests/benchmarks",
+    "DS_BUILD_OPS=0 .venv/bin/pip ": "CI runs it, see test_what_ci_installs_is_what_a_page_names",
+}
+
+
+def test_a_command_is_run_or_has_a_reason() -> None:
+    known = (*SHORT, *NOT_RUN)
+    assert [line for line in COMMANDS if not line.startswith(known)] == []
+    assert [start for start in known if not any(c.startswith(start) for c in COMMANDS)] == []
+
+
+def test_the_commands_of_the_pages_run_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("plotly", reason="the extra `report` is not installed")
+    pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    theirs = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 256}
+    Path("config.json").write_text(json.dumps(theirs))
+    Path("ds.json").write_text("{}")
+    Path("train.py").write_text(
+        "from patrickstar.models import GPT, preset\n"
+        "def build_model(): return GPT(preset('gpt-tiny'))\n"
+    )
+    done: set[str] = set()
+    for line in COMMANDS:
+        options = next((more for start, more in SHORT.items() if line.startswith(start)), None)
+        words = shlex.split(line.replace("/scratch", "scratch"), comments=True)[1:]
+        if options is None or line in done:
+            continue
+        if words[0] == "plan" and "--model" in words:
+            words[words.index("--model") + 1] = "gpt-tiny"
+        done.add(line)
+        result = CliRunner().invoke(app, [*words, *options])
+        assert result.exit_code == 0, f"{line}: {result.output}"
+    assert Path("runs/first.json").exists() and Path("runs/first/report.html").exists()
+
+
+def test_a_diff_adds_what_its_library_has() -> None:
+    for page, language, code in BLOCKS:
+        if language == "diff":  # the tests of tests/integrations run whole scripts of this kind
+            added = [line[1:].strip() for line in code.splitlines() if line.startswith("+")]
+            imports = [line for line in added if line.startswith(("from patrickstar", "import "))]
+            exec("\n".join(imports), {})
+            assert added, page
+
+
+def test_a_json_block_is_taken_by_what_it_is_for(tmp_path: Path) -> None:
+    for page, language, code in BLOCKS:
+        if language == "json" and page == "plan-memory.md":
+            file = tmp_path / "machine.json"
+            file.write_text(code)
+            assert machine_from(file).name == "my machine"
+        elif language == "json" and page == "report.md":
+            assert load_config(json.loads(code)).patrickstar.record is not None
+        elif language == "json" and page == "write-a-policy.md":  # names a module of the reader's
+            load_config(json.loads(code))
+        elif language == "json":
+            assert page == "migrate-from-deepspeed.md"  # these two have a test of their own
 
 
 def test_what_ci_installs_is_what_a_page_names() -> None:

@@ -97,7 +97,7 @@ def _step(console: Console, found: RunPlan) -> None:
     lines.append(f"bottleneck: {step.bottleneck}")
     for number, line in enumerate(lines):
         console.print(f"  {'' if number else 'step':<13} {line}", highlight=False, soft_wrap=True)
-    source = "published figures" if "as published" in found.source else found.source
+    source = "published figures" if found.source.startswith("published figures") else found.source
     console.print(f"  {'machine':<13} {found.machine}, {source}", highlight=False, soft_wrap=True)
     if found.others > _BUSY:
         console.print(

@@ -14,7 +14,10 @@ from patrickstar.machine import machine_from, shipped_names
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_shipped_machine_says_where_its_numbers_come_from(name: str) -> None:
     machine = machine_from(name)
-    assert "data sheet" in machine.source
+    assert "docs/plan-memory.md" in machine.source
+    page = (Path(__file__).parents[2] / "docs" / "plan-memory.md").read_text()
+    assert machine.accelerator is not None
+    assert machine.accelerator.name.removeprefix("NVIDIA ").removeprefix("GeForce ") in page
     assert machine.memory_bytes
     assert machine.accelerator is not None
     assert machine.disk is not None
