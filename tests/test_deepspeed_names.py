@@ -49,7 +49,7 @@ set_gradient_accumulation_boundary was_step_applied no_sync zero_optimization
 zero_optimization_stage zero_optimization_partition_weights zero_optimization_partition_gradients
 fp16_enabled bfloat16_enabled dynamic_loss_scale device local_rank global_rank world_size
 optimizer lr_scheduler training_dataloader steps_per_print wall_clock_breakdown get_batch_info
-compile destroy
+compile destroy scale
 """.split()
 
 

@@ -27,6 +27,7 @@ from patrickstar.engine.contents import Counters, Training
 from patrickstar.engine.deepspeed_names import DeepSpeedNames
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.optimizer import ChunkedOptimizer
+from patrickstar.engine.plain_backward import PlainBackward
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.recorded_run import RecordedRun
@@ -86,6 +87,7 @@ class Engine(DeepSpeedNames, nn.Module):
         self._snapshot: Snapshot | None = None
         self._closed = False
         self._last_inputs: Any = None
+        self._plain_backward = PlainBackward(self._count_micro_batch)
         self._compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         state.home.training = _training_of(weakref.ref(self))
 
@@ -110,7 +112,12 @@ class Engine(DeepSpeedNames, nn.Module):
                 if not self._segments.planned:
                     self._last_inputs = shapes_of((args, kwargs))
                 with self._precision.computing(self.device):
-                    return self.module(*args, **kwargs)
+                    output = self.module(*args, **kwargs)
+                if torch.is_grad_enabled():
+                    scaled = self._precision.scaler is not None
+                    steps = self.accumulation_steps
+                    output = self._plain_backward.watch(output, steps, scaled=scaled)
+                return output
         except BudgetError as error:
             raise self.refusal(error) from error
 
@@ -143,6 +150,7 @@ class Engine(DeepSpeedNames, nn.Module):
         if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
         self._refuse_when_over()
+        self._plain_backward.engine_runs = True
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
             one_thread = torch.autograd.set_multithreading_enabled(False)
@@ -154,7 +162,17 @@ class Engine(DeepSpeedNames, nn.Module):
             self.micro_steps += 1
         except BudgetError as error:
             raise self.refusal(error) from error
+        finally:
+            self._plain_backward.engine_runs = False
         return loss
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss` times the loss scale, for `engine.scale(loss).backward()`."""
+        self._plain_backward.is_scaled = True
+        return self._precision.scale_loss(loss)
+
+    def _count_micro_batch(self) -> None:
+        self.micro_steps += 1
 
     def _refuse_when_over(self) -> None:
         if self.optimizer is not None:
