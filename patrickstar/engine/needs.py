@@ -22,13 +22,37 @@ from patrickstar.engine.grouping import grouped, repeated, updates_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.on_paper import building_trace
 from patrickstar.engine.state import ModelState, StateSpecification
-from patrickstar.memory import ChunkManager, CpuTier, Moment, Plan, Policy, Trace, make_plan
+from patrickstar.memory import ChunkManager, CpuTier, Lru, Moment, Plan, Policy, Trace, make_plan
 from patrickstar.optim import UpdateRule
 
 MOST_BACKWARDS = 8  # that are played; more of them need no more memory
 _MARGIN = 64 << 10
 _EXACT = 256  # a budget that has to be searched is found to one part in so many
 Budgets = tuple[int | None, ...]
+
+
+def at_once(trace: Trace, sizes: Mapping[int, int]) -> int:
+    """The most bytes of chunks and others that are there at the same time, wherever they are."""
+    policy = Lru()  # of no consequence: nothing is ever evicted
+    return make_plan(trace, sizes, [None, None], policy, prefetch=False).peak.get(0, 0)
+
+
+def enough_below(most: int, sizes: Mapping[int, int], above: int | None, *, disk: bool) -> int:
+    """Bytes that are enough for a tier of memory below another, in whatever order chunks leave it.
+
+    A plan knows one order. The run may have another: its first iteration has fewer chunks, and
+    transfers take their time. Chunks are not cut, so of the tier above and of this one as much as
+    the largest chunk may stay unused.
+
+    Args:
+        most: `at_once` of the run.
+        above: the budget of the tier above.
+        disk: whether there is a tier below.
+    """
+    largest = max(sizes.values(), default=0)
+    if above is None or most <= above:
+        return 0  # nothing ever leaves it
+    return largest if disk else most - above + 2 * largest
 
 
 def with_margin(nbytes: int) -> int:
@@ -45,12 +69,14 @@ class LaidOut:
         places: for every moment of the rehearsal, repeated as often as there are backwards before
             a step, the one in `trace` that it is part of.
         sizes: bytes of every chunk.
+        most: bytes that are there at once.
     """
 
     state: ModelState
     trace: Trace
     places: list[int]
     sizes: dict[int, int]
+    most: int
 
 
 @dataclass(frozen=True)
@@ -135,10 +161,12 @@ class Needs:
         sizes = {chunk.id: chunk.nbytes for a in state.aligned for chunk in a.chunks()}
         if self._alone is not None:
             whole = repeated(self._alone, self._backwards)
-            return LaidOut(state, *grouped(whole, state), sizes)
-        other = {0: self._base}
-        moments = [Moment(uses, dict(other), (dead,)) for uses, dead in updates_of(state)]
-        return LaidOut(state, Trace(moments), [], sizes)
+            trace, places = grouped(whole, state)
+        else:
+            other = {0: self._base}
+            moments = [Moment(uses, dict(other), (dead,)) for uses, dead in updates_of(state)]
+            trace, places = Trace(moments), []
+        return LaidOut(state, trace, places, sizes, at_once(trace, sizes))
 
     def judge(self, budgets: Budgets) -> Verdict:
         """Whether a run with these budgets works, and the smallest that do."""
@@ -157,6 +185,10 @@ class Needs:
         if budgets not in self._found:
             laid = self.laid_out(budgets)
             needs = self._of_trace(laid.trace, laid.sizes, budgets)
+            if len(budgets) > 1:
+                above = None if budgets[0] is None else max(budgets[0], needs[0])
+                enough = enough_below(laid.most, laid.sizes, above, disk=self._disk)
+                needs[1] = max(needs[1], enough)
             if self._dtypes is not None:
                 length = construction_length(budgets)
                 trace, sizes = building_trace(laid.state, self._dtypes, length, self._base)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from patrickstar.engine.grouping import gradient_alone, grouped, parameter_alone
-from patrickstar.engine.needs import Needs, with_margin
+from patrickstar.engine.needs import Needs, at_once, enough_below, with_margin
 from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
@@ -146,9 +146,10 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
         BudgetError: with the smallest that works.
     """
     manager = state.manager
-    lowest = len(manager.tiers) - 1
-    budget = manager.tiers[lowest].capacity
-    if recorded is None or budget is None or isinstance(manager.tiers[lowest], DiskTier):
+    memory = [tier for tier in manager.tiers if not isinstance(tier, DiskTier)]
+    disk, lowest = len(memory) < len(manager.tiers), len(memory) - 1
+    budget = memory[lowest].capacity
+    if recorded is None or budget is None or (disk and not lowest):
         return
     if state.ranks is not None:  # what a rank gathers is not known here
         return
@@ -158,23 +159,26 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
         if aligned.gradient is not None and any(slot.has_grad for slot in aligned.slots):
             uses = update_uses(aligned, state.update_tier, remade=False)
             moments.append(Moment(uses, other, (aligned.gradient.id,)))
-    need = _need(state, Trace(moments), lowest)
+    need = _need(state, Trace(moments), lowest, disk=disk)
     if need > budget:
-        raise _too_small(manager.tiers[lowest].name, budget, need)
+        raise _too_small(memory[lowest].name, budget, need)
 
 
-def _need(state: ModelState, trace: Trace, tier: int) -> int:
-    """The smallest budget of `tier` for `trace`, with the tiers above it as they are."""
+def _need(state: ModelState, trace: Trace, tier: int, *, disk: bool) -> int:
+    """The smallest budget of `tier`, the lowest in memory, with those above it as they are."""
     manager = state.manager
     sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
     used = {use.chunk for moment in trace.moments for use in moment.uses}
     sizes |= {chunk: manager.chunk(chunk).nbytes for chunk in used - sizes.keys()}
     above = [t.capacity for t in manager.tiers[:tier]]
-    # One tier more than there are, so that the lowest is played too.
-    capacities = above + [None for _ in [*manager.tiers[tier:], None]]
-    plan = make_plan(trace, sizes, capacities, manager.policy, prefetch=False)
-    lowest = tier + 1 == len(manager.tiers)  # nothing can leave it: it holds all there is
-    return (plan.peak if lowest else plan.smallest).get(tier, 0)
+    need = 0
+    if tier:
+        need = enough_below(at_once(trace, sizes), sizes, above[-1], disk=disk)
+    if not disk:  # nothing can leave it: it holds all there is
+        # One tier more than there are, so that the lowest is played too.
+        plan = make_plan(trace, sizes, [*above, None, None], manager.policy, prefetch=False)
+        need = max(need, plan.peak.get(tier, 0))
+    return need
 
 
 def _too_small(tier: str, budget: int, smallest: int, because: str = "") -> BudgetError:
