@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,10 @@ def busy_seconds() -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def run_child(command: list[str], log: Path, settings: Settings) -> dict[str, Any]:
-    """Run `command` to its end; what the kernel says of it.
+def run_child(
+    command: list[str], log: Path, settings: Settings, extra: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run `command` to its end, with `extra` in its environment; what the kernel says of it.
 
     `max_rss` counts what this process held when it forked too, so this process stays lean: it
     imports no torch.
@@ -95,7 +98,11 @@ def run_child(command: list[str], log: Path, settings: Settings) -> dict[str, An
     load, busy, began = os.getloadavg(), busy_seconds(), time.monotonic()
     with log.open("wb") as out:
         child = subprocess.Popen(
-            command, cwd=ROOT, env=environment(settings.threads), stdout=out, stderr=out
+            command,
+            cwd=ROOT,
+            env={**environment(settings.threads), **(extra or {})},
+            stdout=out,
+            stderr=out,
         )
         while True:
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
@@ -144,7 +151,8 @@ def measure_once(table: Table, row: Row, settings: Settings) -> dict[str, Any]:
         answer = Path(folder) / "answer.json"
         python = interpreter(row, settings)
         command = [python, "-m", "benchmarks.row", job.to_json(), str(answer)]
-        kernel = run_child(command, Path(folder) / "log", settings)
+        extra = row.options.get("environment")
+        kernel = run_child(command, Path(folder) / "log", settings, extra)
         return {**json.loads(answer.read_text()), "process": kernel}
 
 

@@ -78,6 +78,15 @@ class Iterations:
             self.recorder.moment(uses, held())
         return [] if self.playback is None else self.playback.moment(uses)
 
+    def stay(self, uses: tuple[Use, ...]) -> bool:
+        """Whether these uses are no new moment."""
+        return uses == self._current
+
+    def go_on(self, uses: tuple[Use, ...], position: int) -> None:
+        """The plan's moment at `position` begins with these uses; it asks for nothing."""
+        assert self.playback is not None
+        self._current, self.playback.position = uses, position
+
     def next_use(self, chunk: int, tier: int) -> tuple[int | None, bool]:
         """Moments until the next use of `chunk` on `tier`, and whether that reads it."""
         return (None, True) if self.playback is None else self.playback.next_use(chunk, tier)
@@ -111,7 +120,7 @@ class Iterations:
         plan = make_plan(trace, sizes, capacities, self._policy, prefetch=self._prefetch)
         if plan.fits(capacities[:-1]):
             self.plans.pop(key, None)
-            self.plans[key] = Playback(plan)
+            self.plans[key] = Playback(plan, max(len(capacities) - 1, 1))
             for oldest in list(self.plans)[:-MOST_PLANS]:
                 del self.plans[oldest]
             return True

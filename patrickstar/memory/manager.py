@@ -41,7 +41,7 @@ from patrickstar.memory.playback import Playback
 from patrickstar.memory.policy import FurthestNextUse, Policy
 from patrickstar.memory.residency import Residency
 from patrickstar.memory.tiers import Tier
-from patrickstar.memory.trace import Trace, Use
+from patrickstar.memory.trace import Access, Trace, Use
 
 
 class ChunkManager:
@@ -181,7 +181,8 @@ class ChunkManager:
         Whoever keeps a view of them keeps them there longer. To write, `use` them.
         """
         now = tuple(uses)
-        assert not any(use.access.writes for use in now), "a chunk is written inside `use`"
+        for use in now:
+            assert use.access is Access.READ, "a chunk is written inside `use`"
         self._mend()
         try:
             pinned: list[Use] = []
@@ -380,7 +381,7 @@ class ChunkManager:
         try:
             pinned, lease.pinned = lease.pinned, []
             self._unpin(pinned)
-            self._mover.keep(frozenset())
+            self._mover.keep(())
         except BaseException as error:
             self._doubt_unless_ours(error)
             raise
@@ -447,23 +448,65 @@ class ChunkManager:
             wanted = frozenset(use.chunk for use in uses)
             for due in self._due.before(uses):
                 self._do(due, wanted)
-        self._mover.keep(frozenset((use.chunk, use.tier) for use in uses))
+        if self._mover.is_idle and self._are_there(uses) and self._pass(uses):
+            self._mover.keep(uses)
+            for use in uses:
+                if use.access is not Access.READ:
+                    self.ledger.wrote(use.chunk, use.tier)
+                self._pin(use, pinned)
+            return
+        self._mover.keep(uses)
         try:
             self._begin_moment(uses)
             for use in uses:
                 if use.access.reads or self._has_valid(use):
                     self._ensure(use)
                     self._pin(use, pinned)
-            self._renew([use for use in uses if use not in pinned], pinned)
+            if len(pinned) < len(uses):
+                self._renew([use for use in uses if use not in pinned], pinned)
         except BaseException:
             self._unpin(pinned)
             pinned.clear()
-            self._mover.keep(frozenset())
+            self._mover.keep(())
             raise
         try:
             self._mover.pump()  # there is no more room to be made for this access
         except Exception as error:  # of another chunk; old contents here are gone already
             self._failure = error
+
+    def _are_there(self, uses: tuple[Use, ...]) -> bool:
+        """Whether these can be used without moving or giving up a copy; nothing moves now."""
+        entry = self.ledger.entry
+        for use in uses:
+            copies = entry(use.chunk).copies
+            if copies[use.tier] is not CopyState.VALID:
+                return False
+            if use.access is not Access.READ and copies.count(CopyState.VALID) > 1:
+                return False
+        return True
+
+    def _pass(self, uses: tuple[Use, ...]) -> bool:
+        """Go on to the moment of these uses if it asks for nothing; if it does, stay.
+
+        With room for everything most moments are like that, and a use costs little.
+        """
+        if self._iterations.stay(uses):
+            return True
+        playback = self._iterations.playback
+        if playback is None or self._residency.observer is not None:
+            return False
+        position = playback.calm(uses)
+        if position < 0:
+            return False
+        others = playback.others(position)
+        for account, nbytes in zip(self.ledger.tiers, others, strict=False):
+            if nbytes - account.other > account.room:
+                return False
+        for tier, nbytes in enumerate(others):
+            if self.ledger.tiers[tier].other != nbytes:
+                self._residency.set_other(tier, nbytes)
+        self._iterations.go_on(uses, position)
+        return True
 
     def _refuse_when_over(self) -> None:
         failure, self._failure = self._failure, None

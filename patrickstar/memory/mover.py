@@ -19,6 +19,7 @@ from patrickstar.memory.planner import Action
 from patrickstar.memory.policy import Candidate, Policy
 from patrickstar.memory.residency import Residency
 from patrickstar.memory.sizes import format_bytes
+from patrickstar.memory.trace import Use
 
 
 class Mover:
@@ -28,13 +29,13 @@ class Mover:
         iterations: knows when chunks are used next, if the iteration is planned.
 
     Attributes:
-        kept: places, as pairs of chunk and tier, that the current access was promised.
+        kept: uses whose places the current access was promised.
     """
 
     def __init__(self, residency: Residency, policy: Policy, iterations: Iterations) -> None:
         self.residency, self.ledger = residency, residency.ledger
         self._policy, self._iterations = policy, iterations
-        self.kept: frozenset[tuple[int, int]] = frozenset()
+        self.kept: tuple[Use, ...] = ()
         # Copies that are to come and to go, by chunk and tier, in the order this was decided.
         self._loads: dict[tuple[int, int], None] = {}
         self._leaving: dict[tuple[int, int], None] = {}
@@ -60,12 +61,21 @@ class Mover:
         """Queue a load."""
         self._loads[chunk, tier] = None
 
-    def keep(self, places: frozenset[tuple[int, int]]) -> None:
-        """These are needed now: nothing queued applies to them any more."""
-        self.kept = places
-        for place in places:
-            self._leaving.pop(place, None)
-            self._loads.pop(place, None)
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way and nothing queued."""
+        return not (self.residency.in_flight or self._leaving or self._loads or self._dying)
+
+    def keep(self, uses: tuple[Use, ...]) -> None:
+        """These are needed now: nothing queued applies to their places any more."""
+        self.kept = uses
+        if self._leaving or self._loads:
+            for use in uses:
+                self._leaving.pop((use.chunk, use.tier), None)
+                self._loads.pop((use.chunk, use.tier), None)
+
+    def _is_kept(self, chunk: int, tier: int) -> bool:
+        return any(use.chunk == chunk and use.tier == tier for use in self.kept)
 
     def forget_plan(self) -> None:
         self._loads.clear()
@@ -73,13 +83,15 @@ class Mover:
 
     def mend(self) -> None:
         """Forget what was promised and queued; released contents stay released."""
-        self.kept = frozenset()
+        self.kept = ()
         self.forget_plan()
         for chunk in [c for c in self._dying if c not in self.residency.chunks]:
             del self._dying[chunk]
 
     def pump(self, *, loads: bool = True) -> None:
         """Finish what is done and start what can be started, without waiting."""
+        if self.is_idle:
+            return
         while self.residency.finish_one(wait=False):
             pass
         self.bury()
@@ -94,7 +106,7 @@ class Mover:
     def _try_leave(self, chunk: int, tier: int) -> None:
         if chunk not in self.residency.chunks or not self.ledger.is_valid(chunk, tier):
             del self._leaving[chunk, tier]
-        elif (chunk, tier) not in self.kept and self.residency.can_leave(chunk, tier):
+        elif not self._is_kept(chunk, tier) and self.residency.can_leave(chunk, tier):
             if self.residency.is_saved(chunk, tier):
                 del self._leaving[chunk, tier]
                 self.residency.drop(chunk, tier, Why.PLAN)
@@ -218,7 +230,7 @@ class Mover:
         leaving = [
             chunk
             for chunk in self.ledger.evictable(tier)
-            if (chunk, tier) not in self.kept and self.residency.can_leave(chunk, tier)
+            if not self._is_kept(chunk, tier) and self.residency.can_leave(chunk, tier)
         ]
         if tier + 1 == len(self.residency.tiers):
             leaving = [chunk for chunk in leaving if not self.ledger.is_dirty(chunk, tier)]

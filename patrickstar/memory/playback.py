@@ -26,10 +26,12 @@ class Playback:
     """A position in a plan: the index of the moment that the run is in, -1 before the first.
 
     Attributes:
+        tiers: how many there are, the last one apart.
         strayed: whether the run has departed from the trace since it began.
     """
 
     plan: Plan
+    tiers: int = 1
     position: int = -1
     strayed: bool = False
     _guess: int | None = None
@@ -37,9 +39,19 @@ class Playback:
     _uses: dict[tuple[int, int], list[tuple[int, bool]]] = field(default_factory=dict, repr=False)
     _moments: dict[tuple[Use, ...], list[int]] = field(default_factory=dict, repr=False)
     _of_chunk: dict[int, list[int]] = field(default_factory=dict, repr=False)
+    _others: list[tuple[int, ...]] = field(default_factory=list, repr=False)
+    _calm: list[int] = field(default_factory=list, repr=False)  # by position + 1
 
     def __post_init__(self) -> None:
         self._segment = (0, len(self.plan.trace.moments))
+        moments = self.plan.trace.moments
+        tiers = range(self.tiers)
+        self._others = [tuple(m.other.get(tier, 0) for tier in tiers) for m in moments]
+        for position in range(-1, len(moments)):
+            following = self._after(position)
+            passed = self.plan.actions[position + 1 : following + 1]
+            stays = following < len(moments) and not any(passed)
+            self._calm.append(following if stays else -1)
         for index, moment in enumerate(self.plan.trace.moments):
             self._moments.setdefault(moment.uses, []).append(index)
             for use in moment.uses:
@@ -106,6 +118,17 @@ class Playback:
         """What the trace had of them at this place of it."""
         moments = self.plan.trace.moments
         return moments[self.position].other.get(tier, 0) if self.position >= 0 else 0
+
+    def calm(self, uses: tuple[Use, ...]) -> int:
+        """The position of these uses if they come next and the plan does nothing there, or -1."""
+        position = -1 if self.strayed else self._calm[self.position + 1]
+        if position >= 0 and self.plan.trace.moments[position].uses == uses:
+            return position
+        return -1
+
+    def others(self, position: int) -> tuple[int, ...]:
+        """Bytes on each tier that no chunk owns from `position` on, unless the run strayed."""
+        return self._others[position]
 
     def _after(self, position: int) -> int:
         """The next moment with uses; where there are none, only memory was noted."""

@@ -33,6 +33,20 @@ def test_a_run_that_follows_its_trace_gets_every_action_once() -> None:
     assert playback.moment(use(0)) == playback.plan.actions[0]
 
 
+def test_a_moment_is_calm_when_it_comes_next_and_the_plan_does_nothing_there() -> None:
+    playback = there_and_back(capacity=None)
+    assert playback.calm(use(1)) == -1
+    assert playback.calm(use(0)) == 0
+    playback.moment(use(0))
+    assert playback.calm(use(1)) == 1
+    assert playback.others(1) == (1,)
+    tight = there_and_back(capacity=40)
+    moments, actions = tight.plan.trace.moments, tight.plan.actions
+    for index, moment in enumerate(moments):
+        assert (tight.calm(moment.uses) == index) is not bool(actions[index])
+        tight.moment(moment.uses)
+
+
 def test_memory_of_a_moment_is_known_until_the_run_strays() -> None:
     playback = there_and_back()
     assert playback.other(0) == 0
