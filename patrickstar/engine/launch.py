@@ -76,7 +76,12 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
 
     Those on one host share its budgets for memory and disk; each has a device of its own. The first
     one is recorded.
+
+    Raises:
+        ConfigError: other ranks may hold other parts of the model, and clipping by the norm of
+            these alone was not asked for.
     """
+    _refuse_partial_norms(comm, config)
     size, here = len(comm.topology.ranks), ranks_of_this_host(comm)
     predivide = float(size) if config.prescale_gradients else config.gradient_predivide_factor
     name = config.communication_data_type
@@ -100,6 +105,19 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         disk=disk,
         record=settings.record if ranks.is_first else None,
     )
+
+
+def _refuse_partial_norms(comm: Communicator, config: Config) -> None:
+    size, world = len(comm.topology.ranks), dist.get_world_size()
+    clipping = config.gradient_clipping
+    if size < world and clipping and "gradient_clipping" not in config.model_fields_set:
+        raise ConfigError(
+            f"the communicator connects {size} of {world} ranks, and gradient_clipping is not "
+            f"given, so its default of {clipping} holds; the norm would be that of the gradients "
+            "on these ranks alone. If the others hold other parts of the model (tensor "
+            "parallelism), set gradient_clipping to 0; if they train models of their own, set it "
+            "to what each of them clips to"
+        )
 
 
 def ranks_of_this_host(comm: Communicator) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -89,9 +90,115 @@ def test_chunked_states_train_what_is_split_over_two_by_two_ranks(ranks: RankPoo
     torch.testing.assert_close(found, ranks.run(alone, 1)[0], rtol=1e-5, atol=0)
 
 
+class SumBackward(torch.autograd.Function):
+    """The input of layers that are split: each has a part of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        whole = grads[0].clone()
+        dist.all_reduce(whole, group=ctx.group)
+        return whole, None
+
+
+class SumForward(torch.autograd.Function):
+    """The output of layers that are split: each has a part of the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        whole = x.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+class HalfOfABlock(Block):
+    """A block whose hidden features are split over the ranks of `group`, by hand."""
+
+    def __init__(self, group: Any, part: int, parts: int) -> None:
+        super().__init__()
+        self.group = group
+        whole = {name: weight.detach().clone() for name, weight in self.named_parameters()}
+        self.up = nn.Linear(WIDTH, 4 * WIDTH // parts)
+        self.down = nn.Linear(4 * WIDTH // parts, WIDTH, bias=False)
+        self.down_bias = nn.Parameter(whole["down.bias"])
+        with torch.no_grad():
+            self.up.weight.copy_(whole["up.weight"].chunk(parts)[part])
+            self.up.bias.copy_(whole["up.bias"].chunk(parts)[part])
+            self.down.weight.copy_(whole["down.weight"].chunk(parts, dim=1)[part])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.up(SumBackward.apply(x, self.group)))
+        total = SumForward.apply(self.down(hidden), self.group) + self.down_bias
+        return self.norm(x + total).tanh().sum(dim=1).square().mean()
+
+
+def split_by_hand(rank: int, size: int, stage: int, more: dict[str, Any]) -> list[float]:
+    """Two by two ranks: a block split by hand, and data parallelism of ours over it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    part, place = mesh.get_local_rank("tensor"), mesh.get_local_rank("data")
+    config = {
+        "train_batch_size": ROWS,
+        "optimizer": {"type": "AdamW", "params": HYPER},
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"chunk_size": 256},
+        **more,
+    }
+
+    def provide() -> nn.Module:
+        torch.manual_seed(0)
+        return HalfOfABlock(mesh.get_group("tensor"), part, 2)
+
+    with Communicator.from_mesh(mesh, shard="data") as comm:
+        engine, optimizer = patrickstar.initialize_engine(provide, config, communicator=comm)
+        found = []
+        for step in range(STEPS):
+            loss = engine(batch(step).chunk(2)[place])
+            engine.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(engine.mean_over_ranks(float(loss.detach())))
+        engine.close()
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_group_of_a_mesh_trains_what_is_split_over_its_other_dimension(
+    ranks: RankPool, stage: int
+) -> None:
+    expected = ranks.run(alone, 1)[0]
+    for found in ranks.run(split_by_hand, 4, stage, {"gradient_clipping": 0.0}):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def clipped_by_default(rank: int, size: int) -> str:
+    try:
+        split_by_hand(rank, size, 3, {})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_clipping_by_the_norm_of_a_part_has_to_be_asked_for(ranks: RankPool) -> None:
+    for message in ranks.run(clipped_by_default, 4):
+        assert "2 of 4 ranks" in message
+        assert "set gradient_clipping to 0" in message
+
+
 def hand_over(rank: int, size: int) -> str:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
-    config = {"train_batch_size": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+    config = {
+        "train_batch_size": 2,
+        "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": HYPER},
+    }
     with Communicator.from_mesh(mesh, shard="data") as comm:
         try:
             patrickstar.initialize_engine(lambda: split(mesh), config, communicator=comm)
