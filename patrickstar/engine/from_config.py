@@ -70,7 +70,7 @@ def settings_from(config: Config) -> RunSettings:
         update_on=update_on,
         record=ours.record,
         carry_inputs=config.activation_checkpointing.cpu_checkpointing,
-        skip_overflow=config.precision == "bf16" and config.bf16.check_grad_overflow,
+        skip_overflow=_skips_overflow(config),
         make_scheduler=(
             None
             if config.scheduler is None or config.scheduler.type is None
@@ -122,6 +122,15 @@ def _loss_scale(config: Config) -> Any:
         min_loss_scale=fp16.min_loss_scale,
         deepspeed_exact=config.patrickstar.deepspeed_exact,
     )
+
+
+def _skips_overflow(config: Config) -> bool:
+    """Whether an update without a loss scale is skipped where a gradient is not finite.
+
+    DeepSpeed's stage 3 never looks at gradients in bf16.
+    """
+    blind = config.patrickstar.deepspeed_exact and config.zero_optimization.stage == 3
+    return config.precision == "bf16" and config.bf16.check_grad_overflow and not blind
 
 
 def _pins_host(config: Config) -> bool:

@@ -85,6 +85,9 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
     size, here = len(comm.topology.ranks), ranks_of_this_host(comm)
     predivide = float(size) if config.prescale_gradients else config.gradient_predivide_factor
     name = config.communication_data_type
+    # DeepSpeed's stage 3 does not undo a division by the number of ranks before it reduces.
+    shrinks = settings.exact and config.zero_optimization.stage == 3
+    shrinks = shrinks and config.gradient_predivide_factor == size
     ranks = Ranks(
         comm,
         ShardedComm(comm),
@@ -92,6 +95,7 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         None if name is None else DTYPES[name],
         None if predivide == 1.0 else predivide,
         config.zero_optimization.overlap_comm is not False,
+        predivide if shrinks and not config.prescale_gradients else None,
         safe_classes(config),
         settings.precision.autocast,
     )

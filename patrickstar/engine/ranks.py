@@ -31,6 +31,7 @@ class Ranks:
         dtype: that gradients travel in; None for their own.
         predivide: what gradients are divided by before they travel; the rest follows after.
         overlap: whether chunks travel beside the computation.
+        postdivide: what their mean is divided by beside; DeepSpeed has a case of it.
         low_classes: modules whose gradients travel in `low_dtype` instead, see `safe_modules`.
     """
 
@@ -40,6 +41,7 @@ class Ranks:
     dtype: torch.dtype | None = None
     predivide: float | None = None
     overlap: bool = True
+    postdivide: float | None = None
     low_classes: tuple[type[nn.Module], ...] = ()
     low_dtype: torch.dtype | None = None
 
@@ -98,8 +100,13 @@ class Ranks:
             low: it travels in `low_dtype`.
         """
         dtype = self.low_dtype if low else self.dtype
+        if self.postdivide is None:
+            return self.chunks.reduce_scatter(
+                chunk, full, own, op="avg", dtype=dtype, predivide=self.predivide
+            )
+        rest = self.postdivide * len(self.comm.topology.ranks) / (self.predivide or 1.0)
         return self.chunks.reduce_scatter(
-            chunk, full, own, op="avg", dtype=dtype, predivide=self.predivide
+            chunk, full, own, dtype=dtype, predivide=self.predivide, postdivide=rest
         )
 
     def from_rank(self, name: str, flat: torch.Tensor, rank: int) -> None:

@@ -196,3 +196,43 @@ def test_a_safe_module_that_is_none_is_refused(name: str) -> None:
     autocast = {"enabled": True, "lower_precision_safe_modules": [name]}
     with pytest.raises(ConfigError, match=f"lower_precision_safe_modules: '{name}'"):
         patrickstar.initialize_engine(nn.Linear(4, 1), {"torch_autocast": autocast})
+
+
+def predivided(
+    rank: int, size: int, stage: int, keys: dict[str, Any], exact: bool
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    given = {
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"deepspeed_exact": exact},
+        **keys,
+    }
+    engine, *_ = patrickstar.initialize(model=Mixed(), config=given)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(rank))
+    engine.backward(engine(x))
+    found = [parameter.grad.clone() for parameter in engine.parameters()]
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"gradient_predivide_factor": 2.0},
+        {"gradient_predivide_factor": 4.0},
+        {"prescale_gradients": True},
+    ],
+    ids=lambda keys: "-".join(f"{name}-{value}" for name, value in keys.items()),
+)
+def test_dividing_before_the_reduction_changes_no_mean_unless_deepspeed_is_reproduced(
+    stage: int, keys: dict[str, Any], ranks: RankPool
+) -> None:
+    """Its stage 3 divides twice where the factor is the number of ranks."""
+    expected = ranks.run(predivided, 2, stage, {}, False)[0]
+    twice = stage == 3 and keys.get("gradient_predivide_factor") == 2.0
+    for exact in (False, True):
+        for found in ranks.run(predivided, 2, stage, keys, exact):
+            for ours, mean in zip(found, expected, strict=True):
+                assert torch.equal(ours, mean / 2 if twice and exact else mean)

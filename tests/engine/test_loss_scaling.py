@@ -95,6 +95,22 @@ def test_a_bf16_step_without_finite_gradients_is_skipped_unless_told_otherwise()
         model.close()
 
 
+@pytest.mark.parametrize("stage, skipped", [(2, 1), (3, 0)])
+def test_what_is_no_number_goes_into_adam_at_stage_3_where_deepspeed_is_reproduced(
+    stage: int, skipped: int
+) -> None:
+    config = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"deepspeed_exact": True},
+    }
+    model, optimizer = patrickstar.initialize_engine(Tiny, config)
+    model.backward(model(torch.full((2, 4), float("nan"))))
+    optimizer.step()
+    assert model.skipped_steps == skipped
+    model.close()
+
+
 def test_buffers_keep_their_dtype_except_where_a_kernel_wants_one() -> None:
     class Buffered(nn.Module):
         def __init__(self) -> None:
