@@ -25,12 +25,13 @@ and is `taken`: see `engine.reducing`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass
 
 import torch
 
 from patrickstar.comm import Work
 from patrickstar.engine.foresight import Foresight
+from patrickstar.engine.gather_room import room_left
+from patrickstar.engine.halves import Halves
 from patrickstar.engine.in_flight import InFlight
 from patrickstar.engine.ranks import Ranks
 from patrickstar.memory import Access, Chunk, ChunkManager, Due, Use
@@ -38,24 +39,6 @@ from patrickstar.memory.trace import Trace
 
 MOST_GATHERED = 2
 """How many chunks stay gathered while the order of uses is not known; neighbours take turns."""
-_UNLIMITED = 1 << 50
-
-
-@dataclass(frozen=True)
-class Halves:
-    """A sharded chunk."""
-
-    name: str
-    full: Chunk
-    own: Chunk
-    start: int
-    stop: int
-    from_first: bool
-
-    @property
-    def to_gather(self) -> tuple[Use, Use]:
-        """What filling the full chunk from the shards takes."""
-        return Use(self.full.id, Access.OVERWRITE), Use(self.own.id, Access.READ)
 
 
 class Sharding:
@@ -137,7 +120,15 @@ class Sharding:
         if not self.ranks.shards_parameters:
             return
         if complete and trace is not None and self._extra is None:
-            self._extra = self.ranks.least(self._room_left(trace))
+            halves = self._halves.values()
+            self._extra = self.ranks.least(
+                room_left(
+                    self._manager.ledger.tiers,
+                    {chunk.id: chunk.nbytes for half in halves for chunk in (half.full, half.own)},
+                    sum(half.own.nbytes for half in halves),
+                    trace,
+                )
+            )
         largest = max(self._parameters.values(), default=0) if self._comes_ahead else 0
         self._foresight.end(complete=complete, ahead=largest, extra=self._extra or 0)
 
@@ -297,26 +288,6 @@ class Sharding:
                 self._give_up(chunk)
 
         return make_way
-
-    def _room_left(self, trace: Trace) -> int:
-        """Half of the bytes that the first iteration left free, what it had set aside aside."""
-        first, *lower = self._manager.ledger.tiers
-        if first.capacity is None:
-            return _UNLIMITED
-        if not lower:
-            return max(first.capacity - first.peak, 0) // 2
-        sizes = {half.full.id: half.full.nbytes for half in self._halves.values()}
-        sizes |= {half.own.id: half.own.nbytes for half in self._halves.values()}
-        need = 0
-        for moment in trace.moments:
-            there = {use.chunk for use in moment.uses if use.tier == 0} | {*moment.held.get(0, ())}
-            need = max(need, moment.other.get(0, 0) + sum(sizes.get(chunk, 0) for chunk in there))
-        left = first.capacity - need
-        capacities = [account.capacity for account in (first, *lower)]
-        if None not in capacities:
-            kept = sum(half.own.nbytes for half in self._halves.values())
-            left = min(left, sum(c or 0 for c in capacities) - kept - need)
-        return max(left, 0) // 2
 
     def _give_up(self, chunk: int) -> None:
         full = self._halves[chunk].full
