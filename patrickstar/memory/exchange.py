@@ -13,9 +13,10 @@ import numpy as np
 from patrickstar.memory.packing import Bools, Floats, Packing
 
 _MOST_FORCED = 3
-_WORK = (
-    30_000_000  # gaps and moments looked at, at most; bounds the time to some tenths of a second
-)
+# Gaps and moments looked at in arrays, at most: bounds the time to some tenths of a second. A gap
+# that is looked at by itself takes as long as so many in an array.
+_WORK = 30_000_000
+_BY_ITSELF = 300
 
 
 class Exchange:
@@ -24,11 +25,12 @@ class Exchange:
     Args:
         possible: the gaps that fit at all.
         bound: bytes that no choice can better; the search ends when it is reached.
+        share: of the time that a search may take.
     """
 
-    def __init__(self, packing: Packing, possible: Bools, bound: float) -> None:
+    def __init__(self, packing: Packing, possible: Bools, bound: float, share: float = 1.0) -> None:
         self._packing, self._possible, self._bound = packing, possible, bound
-        self._work = _WORK
+        self._work = share * _WORK
         self._random = np.random.default_rng(0)
         self._lengths = (packing.last - packing.first).astype(np.float64)
         self._density = packing.worth() / packing.sizes / self._lengths
@@ -65,7 +67,10 @@ class Exchange:
         fits = self._fit(forced, noise)
         if fits:
             self._fill(self._density * noise)
+        changed = int((packing.kept != before).sum())
+        self._work -= _BY_ITSELF * changed
         if not fits or packing.moved > moved + 0.5:
+            self._work -= _BY_ITSELF * changed
             packing.change_to(before)
             packing.moved = moved
 
@@ -92,6 +97,7 @@ class Exchange:
 
     def _fill(self, density: Floats) -> None:
         fit = np.flatnonzero(self._packing.which_fit())
+        self._work -= _BY_ITSELF * len(fit)
         self._packing.fill(fit[np.argsort(-density[fit], kind="stable")].tolist())
 
 

@@ -44,7 +44,7 @@ class Choice:
 
 def choose_gaps(gaps: Gaps, capacity: int) -> Choice:
     """Choose what to keep on a tier of `capacity` bytes, which is at least `gaps.smallest`."""
-    choice, price = _choose(gaps, capacity, _TURNS)
+    choice, price = _choose(gaps, capacity, 1.0)
     bound, smaller = choice.bound, capacity
     unit = max(1, gcd(*gaps.needed, *(gap.nbytes for gap in gaps.gaps)))
     step = max(unit, (capacity - gaps.smallest) // _STEPS // unit * unit)
@@ -54,14 +54,18 @@ def choose_gaps(gaps: Gaps, capacity: int) -> Choice:
         least = bound + (capacity - smaller) * price
         if smaller < gaps.smallest or least >= choice.moved * (1 - _LUCK):
             break
-        other, _ = _choose(gaps, smaller, _TURNS // 4)
+        other, _ = _choose(gaps, smaller, 0.25)
         if other.moved < choice.moved:
             choice = Choice(other.kept, other.moved, bound)
     return choice
 
 
-def _choose(gaps: Gaps, capacity: int, turns: int) -> tuple[Choice, float]:
-    """A choice for this capacity alone, and how fast its bound rises as memory shrinks."""
+def _choose(gaps: Gaps, capacity: int, share: float) -> tuple[Choice, float]:
+    """A choice for this capacity alone, and how fast its bound rises as memory shrinks.
+
+    Args:
+        share: of the exchanges that may be tried.
+    """
     room = capacity - np.array(gaps.needed, dtype=np.float64)
     packing = Packing(gaps, room)
     packing.change_to(np.ones(len(gaps.gaps), dtype=np.bool_))
@@ -76,9 +80,9 @@ def _choose(gaps: Gaps, capacity: int, turns: int) -> tuple[Choice, float]:
         prices.improve(best.moved)
         best.pack((worth - prices.dues) / packing.sizes)
     best.take()
-    exchange = Exchange(packing, prices.possible, prices.bound)
+    exchange = Exchange(packing, prices.possible, prices.bound, share)
     exchange.start_over()
-    exchange.run(turns)
+    exchange.run(int(share * _TURNS))
     # What saves nothing where it is may as well go.
     useful = packing.loss() > 0
     return Choice((packing.kept & useful).tolist(), packing.moved, prices.bound), prices.total
