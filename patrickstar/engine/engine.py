@@ -172,6 +172,7 @@ class Engine(DeepSpeedNames, nn.Module):
         return self._precision.scale_loss(loss)
 
     def _count_micro_batch(self) -> None:
+        self._gradients.is_over()
         self.micro_steps += 1
 
     def _refuse_when_over(self) -> None:

@@ -37,6 +37,7 @@ class Gradients:
     Args:
         collected: called with the parameter's slot and its accumulated gradient (a view of the
             chunk) whenever a backward has added to it; not with several ranks.
+        over: called when a backward has ended, well or not.
         reducer: makes the mean over ranks of them, if there are several.
 
     Attributes:
@@ -49,10 +50,11 @@ class Gradients:
         state: ModelState,
         collected: Callable[[Slot, torch.Tensor], None] | None = None,
         reducer: GradientReducer | None = None,
+        over: Callable[[], None] | None = None,
     ) -> None:
         self._state, self._manager = state, state.manager
         self._collected = collected if reducer is None else None
-        self.reducer = reducer
+        self.reducer, self._over = reducer, over
         self._handles: list[Any] = []
         self._rewritten: set[int] = set()
         self.stores = 0
@@ -155,6 +157,13 @@ class Gradients:
         except BaseException:
             self.cut_short(stores)
             raise
+        finally:
+            self.is_over()
+
+    def is_over(self) -> None:
+        """A backward has ended."""
+        if self._over is not None:
+            self._over()
 
     def complete(self) -> None:
         """No gradient comes before the step; what the user did to them is taken into account."""

@@ -156,6 +156,9 @@ class _Stage:
         wide = made if self._grad_dtype is torch.float32 else self._widened.of(made)
         self._norms.append(torch.linalg.vector_norm(wide))
 
+    def backward_is_over(self) -> None:
+        self._widened.release()
+
     def _watch(self, fake: Any) -> None:
         # A fake tensor has a class of its own; one that also notes its uses is made beside it.
         kind = type(fake)
@@ -252,6 +255,7 @@ def rehearse(
                 if loss is not None:
                     loss.backward()  # type: ignore[no-untyped-call]
         del loss, state, made, fake_mode
+        stage.backward_is_over()
         stage.segment("step")
         stage.recorder.moment(())
         stage.after()

@@ -95,6 +95,10 @@ class Stepping:
         else:
             self._norms[slot.index] = torch.linalg.vector_norm(self._widened.of(gradient))
 
+    def backward_is_over(self) -> None:
+        """No gradient comes for now; what is kept to take their norms would be in the way."""
+        self._widened.release()
+
     def clip_next(self, max_norm: float) -> torch.Tensor:
         """The norm of the gradients so far, unscaled; the coming step clips them to `max_norm`."""
         self._clip_next = float(max_norm)
@@ -102,6 +106,7 @@ class Stepping:
 
     def before(self) -> GradScale | None:
         """The factors for this step's gradients; None if they have overflowed."""
+        self._widened.release()
         total = self._total()
         scale = self._precision.loss_scale
         self.grad_norm = float(total) / scale
@@ -130,7 +135,6 @@ class Stepping:
         self.applied = updated
         self._clip_next = None
         self._norms.clear()
-        self._widened.release()
         if self._shard_norms is not None:
             self._shard_norms.clear()
         if updated and self.scheduler is not None:

@@ -16,7 +16,7 @@ _LARGEST = 4 << 20  # elements; what is larger is copied anew each time
 class Widened:
     """Copies in fp32, each good until the next one is asked for.
 
-    Holds at most 16 MiB, until `release`.
+    Holds at most 16 MiB, until `release`, which the end of a backward calls for.
     """
 
     def __init__(self) -> None:
