@@ -1,7 +1,7 @@
 """`patrickstar train`: train a model on bytes under memory budgets.
 
 This file is the surface, options and messages; what happens is in `model_choice`, `run_config`,
-`loop`, `metrics` and `display`.
+`loop`, `metrics` and `display`; `budgets` tells of those that are too small.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from patrickstar.cli import display
+from patrickstar.cli.budgets import while_made, while_trained
 from patrickstar.cli.failure import reported
 from patrickstar.cli.loop import Initialize, training_steps
 from patrickstar.cli.metrics import MetricsFile, Totals, events_of
@@ -126,10 +127,11 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
                 console = Console(quiet=mine > 0)
                 _announce(console, choice, corpus, batch, length)
                 torch.manual_seed(seed)
-                engine, optimizer = initialize(model_provider=choice.build, config=settings)
+                with while_made(choice, settings, batch, length, ranks=ranks):
+                    engine, optimizer = initialize(model_provider=choice.build, config=settings)
                 totals = Totals(engine.memory_report())
                 try:
-                    with display.progress(console, steps) as show:
+                    with while_trained(), display.progress(console, steps) as show:
                         every = training_steps(
                             engine, optimizer, batches, steps, rank=mine, world_size=ranks
                         )

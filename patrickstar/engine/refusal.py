@@ -25,7 +25,7 @@ from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import update_uses
 from patrickstar.errors import BudgetError
-from patrickstar.memory import DiskTier, Moment, Trace, format_bytes, make_plan
+from patrickstar.memory import DiskTier, Moment, Trace, format_budget, format_bytes, make_plan
 
 
 def shapes_of(inputs: Any) -> Any:
@@ -100,8 +100,9 @@ def with_smallest(
     except Exception:  # a path that depends on data: what is known is that this much is needed
         more = with_margin(error.smallest)
         return BudgetError(
-            f"{error}. What comes after it depends on the data of this model and is not known; "
-            f"try {format_bytes(more)} ({more} bytes)",
+            f"the {error.tier} budget of {format_budget(error.budget)} is too small for this model "
+            f"on these inputs. It takes at least {format_bytes(more)} ({more} bytes); what comes "
+            "after this point depends on the data of this model and is not known",
             tier=error.tier,
             budget=error.budget,
             smallest=more,
@@ -133,7 +134,7 @@ def with_smallest(
         smallest += excess
     if max(error.smallest, error.budget) >= smallest:  # real kernels take more than is known here
         smallest = with_margin(max(error.smallest, error.budget))
-    return _too_small(error.tier, error.budget, smallest, f" ({error})")
+    return _too_small(error.tier, error.budget, smallest)
 
 
 def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> None:
@@ -181,12 +182,12 @@ def _need(state: ModelState, trace: Trace, tier: int, *, disk: bool) -> int:
     return need
 
 
-def _too_small(tier: str, budget: int, smallest: int, because: str = "") -> BudgetError:
+def _too_small(tier: str, budget: int, smallest: int) -> BudgetError:
     return BudgetError(
-        f"the {tier} budget of {format_bytes(budget)} is too small for this model on "
+        f"the {tier} budget of {format_budget(budget)} is too small for this model on "
         f"these inputs. The smallest that works is {format_bytes(smallest)} ({smallest} bytes). "
         "Less would do with activation checkpointing, a smaller micro-batch, or a smaller "
-        f"patrickstar.chunk_size.{because}",
+        "patrickstar.chunk_size",
         tier=tier,
         budget=budget,
         smallest=smallest,

@@ -17,7 +17,7 @@ from patrickstar.engine.needs import Budgets, Needs, with_margin
 from patrickstar.engine.on_paper import managed_on_paper
 from patrickstar.engine.state import ModelState, StateSpecification, in_pieces
 from patrickstar.errors import BudgetError
-from patrickstar.memory import format_bytes
+from patrickstar.memory import format_budget, format_bytes
 
 if TYPE_CHECKING:
     from patrickstar.engine.initialize import RunSettings
@@ -116,8 +116,9 @@ def refused_to_build(
             more = max(more, needs.judge(budgets).smallest[names.index(error.tier)])
     pieces = "" if module is None else _in_smaller_pieces(module, error.budget)
     return BudgetError(
-        f"{error}. This is needed to build the model; try {format_bytes(more)} ({more} bytes)"
-        f"{pieces}",
+        f"the {error.tier} budget of {format_budget(error.budget)} is too small to build this "
+        f"model: it takes at least {format_bytes(more)} ({more} bytes), plus room for "
+        f"activations{pieces}",
         tier=error.tier,
         budget=error.budget,
         smallest=more,
@@ -140,7 +141,7 @@ def refuse_what_cannot_fit(
         if settings.disk is None and need > state.smallest_update() + base:
             largest = "its state, which has no disk to go to, takes"
         raise BudgetError(
-            f"the {name} budget of {format_bytes(budget)} is too small for this model: {largest} "
+            f"the {name} budget of {format_budget(budget)} is too small for this model: {largest} "
             f"{format_bytes(need)} at once. The smallest budget that works is "
             f"{format_bytes(named)} ({named} bytes) plus room for activations; "
             f"or set patrickstar.chunk_size lower{_in_smaller_pieces(module, budget)}",

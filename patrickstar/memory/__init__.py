@@ -6,7 +6,7 @@ from patrickstar.memory.manager import ChunkManager
 from patrickstar.memory.observer import Observer, Why
 from patrickstar.memory.planner import Plan, make_plan
 from patrickstar.memory.policy import Candidate, Fifo, FurthestNextUse, Lru, Policy
-from patrickstar.memory.sizes import format_bytes, parse_bytes
+from patrickstar.memory.sizes import format_budget, format_bytes, parse_bytes
 from patrickstar.memory.spool import Spool
 from patrickstar.memory.tiers import CpuTier, DiskTier, Tier
 from patrickstar.memory.trace import Access, Moment, Trace, Use
@@ -33,6 +33,7 @@ __all__ = [
     "Trace",
     "Use",
     "Why",
+    "format_budget",
     "format_bytes",
     "make_plan",
     "parse_bytes",

@@ -21,6 +21,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_IMPLAUSIBLE = 64 << 10  # bytes; a budget below this is more likely a size without its unit
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -59,3 +60,21 @@ def format_bytes(size: int) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1024
     return f"{value:.2f} TiB"
+
+
+def format_budget(budget: int) -> str:
+    """A budget that is refused, for people; one that lost its unit on the way is asked about."""
+    shown = format_bytes(budget)
+    if not 0 < budget < _IMPLAUSIBLE:
+        return shown
+    unit = "GiB" if budget < 1024 else "MiB"
+    return f"{shown} (did you mean {budget}{unit}?)"
+
+
+def size_at_least(size: int) -> str:
+    """`size` bytes as one types them, rounded up to a hundredth: for example `"1.51GiB"`."""
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= unit:
+            hundredths = -(-100 * size // unit)
+            return f"{hundredths // 100}.{hundredths % 100:02}{name}"
+    return f"{size}B"

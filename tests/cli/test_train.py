@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import patrickstar
 from patrickstar.cli import build_app
-from patrickstar.errors import BudgetError, PatrickStarError
+from patrickstar.cli.loop import Initialize
+from patrickstar.errors import PatrickStarError
 
 from .fake_engine import FakeEngine, FakeInitialize
 
@@ -25,7 +28,7 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
-def invoke(initialize: FakeInitialize, *arguments: object) -> Any:
+def invoke(initialize: Initialize, *arguments: object) -> Any:
     return CliRunner(env={"NO_COLOR": "1"}).invoke(
         build_app(initialize), [str(argument) for argument in arguments]
     )
@@ -145,10 +148,36 @@ def test_every_step_is_in_the_metrics_file_before_the_next_begins(
 
 
 def test_an_error_is_one_paragraph_without_a_traceback(text: Path) -> None:
-    error = BudgetError("the host budget is too small", tier="host", budget=1, smallest=2)
+    error = PatrickStarError("the store is gone")
     result = train(FakeInitialize(error=error), text)
     assert result.exit_code == 1
-    assert result.stderr == "patrickstar: the host budget is too small\n"
+    assert result.stderr == "patrickstar: the store is gone\n"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_budget_that_is_refused_while_building_names_what_the_whole_run_works_with(
+    text: Path, tmp_path: Path, precision: str
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"bf16": {"enabled": precision == "bf16"}}))
+    run = ["train", "--data", text, "--steps", 2, "--sequence-length", 64, "--config", config]
+    refused = invoke(patrickstar.initialize_engine, *run, "--host-memory", 8)
+    assert refused.exit_code == 1 and "did you mean 8GiB?" in refused.stderr
+    named = re.findall(r"--host-memory (\S+iB)", refused.stderr)
+    assert len(named) == 1 and len(re.findall(r"\d+\.\d\d ?[KMG]iB", refused.stderr)) == 1
+    assert invoke(patrickstar.initialize_engine, *run, "--host-memory", named[0]).exit_code == 0
+
+
+def test_a_budget_that_is_refused_while_training_is_told_once_and_with_its_option(
+    text: Path,
+) -> None:
+    # Enough for the model and its state, not for the activations.
+    run = ["train", "--data", text, "--steps", 2, "--batch-size", 8, "--host-memory", "13.5MiB"]
+    refused = invoke(patrickstar.initialize_engine, *run)
+    assert refused.exit_code == 1
+    assert refused.stderr.count("too small") == refused.stderr.count("smallest that works") == 1
+    assert "cannot leave" not in refused.stderr
+    assert "--host-memory (patrickstar.memory.host)" in refused.stderr
 
 
 def test_debug_lets_the_traceback_out(text: Path) -> None:

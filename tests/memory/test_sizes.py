@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patrickstar.errors import ConfigError
-from patrickstar.memory import format_bytes, parse_bytes
+from patrickstar.memory import format_budget, format_bytes, parse_bytes
+from patrickstar.memory.sizes import size_at_least
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,17 @@ def test_every_number_of_bytes_is_itself(nbytes: int) -> None:
 @given(st.integers(0, 1 << 50))
 def test_what_is_written_can_be_read_to_two_decimals(nbytes: int) -> None:
     assert abs(parse_bytes(format_bytes(nbytes)) - nbytes) <= max(1, nbytes * 0.005)
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_size_that_is_named_as_enough_is_never_rounded_down(nbytes: int) -> None:
+    assert nbytes <= parse_bytes(size_at_least(nbytes)) <= nbytes * 1.01 + 1
+
+
+def test_a_budget_that_lost_its_unit_is_asked_about() -> None:
+    assert format_budget(8) == "8 B (did you mean 8GiB?)"
+    assert format_budget(4096) == "4.00 KiB (did you mean 4096MiB?)"
+    assert format_budget(64 << 10) == "64.00 KiB"
 
 
 def test_sizes_are_written_for_people() -> None:
