@@ -24,7 +24,7 @@ STEPS = 4
 # Bytes: 176 MiB of free pages that the C library's heap may keep, and Python's own objects.
 SLACK = (176 << 20) + (24 << 20)
 TIME = 180.0  # seconds
-MOST_REFUSALS = 30
+MOST_REFUSALS = 15
 MOST_WHILE_MADE = 3
 
 

@@ -98,7 +98,7 @@ def with_smallest(
     try:
         alone = rehearsed_alone(module, state, inputs, base)
     except Exception:  # a path that depends on data: what is known is that this much is needed
-        more = with_margin(error.smallest)
+        more = with_margin(error.smallest + error.smallest // 4)  # so that few tries are enough
         return BudgetError(
             f"the {error.tier} budget of {format_budget(error.budget)} is too small for this model "
             f"on these inputs. It takes at least {format_bytes(more)} ({more} bytes); what comes "
