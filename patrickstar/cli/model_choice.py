@@ -121,7 +121,7 @@ def from_hugging_face(file: Path, *, checkpointing: bool) -> ModelChoice:
         try:
             model: Any = auto.from_config(config, dtype=torch.float32)
             if checkpointing:
-                model.gradient_checkpointing_enable({"use_reentrant": False})
+                _recompute(model)
         except PatrickStarError:
             raise  # a budget that is too small for the model, say
         except (ArithmeticError, AttributeError, ImportError, LookupError) as error:
@@ -157,6 +157,13 @@ def _unusable(file: Path, why: str) -> ConfigError:
         f"{str(file)!r} is no Hugging Face config that transformers can use: {why}. "
         "Give the config.json of a causal language model"
     )
+
+
+def _recompute(model: Any) -> None:
+    """Turn recomputation on, under the name that this version of transformers has for it."""
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    enable = enable or model.gradient_checkpointing_enable  # its older name
+    enable({"use_reentrant": False})
 
 
 class HuggingFaceCausalLM(nn.Module):

@@ -19,8 +19,16 @@ _BUSY = 0.2
 def show(console: Console, title: str, found: RunPlan) -> None:
     """Print `found`."""
     verdict = "fits" if found.fits else "does not fit"
-    console.print(f"{title}, {found.parameters / 1e6:,.1f}M parameters: {verdict}\n")
+    console.print(
+        f"{title}, {found.parameters / 1e6:,.1f}M parameters: {verdict}\n", soft_wrap=True
+    )
     console.print(_tiers(found))
+    console.print(
+        "\nA tier needs its smallest that works; its peak is the most that it holds with these "
+        "budgets.",
+        highlight=False,
+        soft_wrap=True,
+    )
     _facts(console, found)
     _step(console, found)
     _over_time(console, found)

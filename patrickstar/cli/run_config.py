@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def run_config(file: Path | None, overrides: Overrides) -> dict[str, Any]:
         config.setdefault("train_micro_batch_size_per_gpu", 1)
     if overrides.learning_rate is not None:
         _set_learning_rate(config, overrides.learning_rate)
+    for option, size in (
+        ("--device-memory", overrides.device_memory),
+        ("--host-memory", overrides.host_memory),
+    ):
+        _check_size(option, size)
     memory = {
         "device": overrides.device_memory,
         "host": overrides.host_memory,
@@ -94,6 +100,35 @@ def disk_place(place: str) -> dict[str, Any]:
     if not place:
         raise ConfigError("the disk tier needs a folder: --disk PATH or --disk PATH:SIZE")
     return {"path": place}
+
+
+def make_disk_folder(place: str) -> None:
+    """Make the folder that `--disk` names, so that a wrong one is refused before anything is read.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
+    path = Path(disk_place(place)["path"]).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        why = "is, or lies under, a file and not a folder"
+    except OSError as error:
+        why = f"cannot be made ({error.strerror})"
+    else:
+        if os.access(path, os.W_OK | os.X_OK):
+            return
+        why = "cannot be written to"
+    raise ConfigError(f"--disk {str(path)!r} {why}; give a folder that this user can write to")
+
+
+def _check_size(option: str, size: str | None) -> None:
+    if size is None or size.strip().lower() == "auto":
+        return
+    try:
+        parse_bytes(size)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 def _is_size(text: str) -> bool:

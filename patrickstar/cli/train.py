@@ -28,9 +28,10 @@ from patrickstar.cli.model_choice import (
     sequence_length,
 )
 from patrickstar.cli.resident import peak_resident
-from patrickstar.cli.run_config import Overrides, micro_batch_size, run_config
+from patrickstar.cli.run_config import Overrides, make_disk_folder, micro_batch_size, run_config
 from patrickstar.data import Batches, Corpus, load_corpus
 from patrickstar.engine.launch import rank, world_size
+from patrickstar.errors import ConfigError, DataError
 from patrickstar.memory.sizes import format_bytes
 from patrickstar.models import PRESETS
 
@@ -118,7 +119,9 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
             choice = choose(model, hf_config, checkpointing=checkpoint_activations)
             settings = run_config(config, overrides)
             batch, length = micro_batch_size(settings), sequence_length(tokens, choice)
-            corpus = load_corpus(data)
+            if disk is not None:
+                make_disk_folder(disk)
+            corpus = _corpus(data)
             batches = Batches(corpus.tokens, batch_size=batch, sequence_length=length, seed=seed)
             mine, ranks = rank(), world_size()
             if mine:  # the first rank tells what happens
@@ -149,6 +152,15 @@ def train_command(initialize: Initialize) -> Callable[..., None]:
 
     train.__doc__ = f"Train a model on bytes under memory budgets.\n\n{_EXAMPLE}"
     return train
+
+
+def _corpus(data: Path | None) -> Corpus:
+    try:
+        return load_corpus(data)
+    except DataError as error:
+        if data is None:
+            raise
+        raise ConfigError(f"--data: {error}") from error
 
 
 def _recorded(folder: Path | None) -> Path | None:

@@ -120,7 +120,10 @@ def unknown(path: str) -> str:
         for key in keys_in(parent)
         if not key.today and not (key.status is Status.REJECTED and key.note)
     }
-    near = difflib.get_close_matches(lowered, here, n=1)
+    words = lowered.split("_")
+    whole = [one for one in here if all(word in one.replace("_", "") for word in words)]
+    near = difflib.get_close_matches(lowered, whole if len(words) > 1 else [], n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(lowered, here, n=1)
     elsewhere = [
         key.path
         for key in TABLE.values()

@@ -39,7 +39,7 @@ def load_config(
         loaded = _load(config, world_size, notes)
     except RecursionError:
         raise ConfigError("the config is nested too deeply, or contains itself") from None
-    notes.tell(stacklevel=2)
+    notes.tell()
     return loaded
 
 

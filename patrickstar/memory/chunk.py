@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from patrickstar.memory.sizes import format_bytes
+
 _PAGE = 4096
 
 
@@ -42,3 +44,14 @@ class MemoryReport:
 
     tiers: dict[str, TierUsage]
     moved: dict[str, int]
+
+    def __str__(self) -> str:
+        """A line a tier, and one a way that bytes moved."""
+        width = max(map(len, [*self.tiers, *self.moved]), default=0)
+        lines = []
+        for name, tier in self.tiers.items():
+            limit = "no budget" if tier.budget is None else f"budget {format_bytes(tier.budget)}"
+            used = f"{format_bytes(tier.in_use)} in use, peak {format_bytes(tier.peak)}"
+            lines.append(f"{name:<{width}}  {used}, {limit}")
+        lines += [f"{way:<{width}}  {format_bytes(n)} moved" for way, n in self.moved.items() if n]
+        return "\n".join(lines)

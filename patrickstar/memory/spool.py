@@ -72,9 +72,12 @@ class Spool:
             self.path.mkdir(parents=True, exist_ok=True)
             file, name = tempfile.mkstemp(prefix="patrickstar-", suffix=".spool", dir=self.path)
         except OSError as error:
+            why = error.strerror or str(error)
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                why = "it is, or lies under, a file and not a folder"
             raise SpoolError(
                 error.errno or errno.EIO,
-                f"cannot make a spool file in {str(self.path)!r}: {error.strerror or error}. "
+                f"cannot make a spool file in {str(self.path)!r}: {why}. "
                 "Give patrickstar.memory.disk.path a folder that this user can write to",
             ) from error
         direct = -1

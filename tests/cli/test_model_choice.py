@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def test_an_architecture_is_built_in_fp32_and_gives_the_loss_of_its_logits(
 def test_positions_and_checkpointing_come_through(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra `hf` is not installed")
     choice = from_hugging_face(config_file(tmp_path, LLAMA), checkpointing=True)
-    model: Any = choice.build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        model: Any = choice.build()
     assert choice.positions == 64
     assert model.model.is_gradient_checkpointing
 

@@ -99,16 +99,17 @@ def test_the_seed_decides_the_weights_and_the_batches(text: Path) -> None:
     assert not torch.equal(weights, other_weights) and not torch.equal(batches, other_batches)
 
 
-def test_options_reach_the_engine(text: Path) -> None:
+def test_options_reach_the_engine(text: Path, tmp_path: Path) -> None:
     initialize = FakeInitialize()
-    options = "--batch-size 2 --device-memory 1GiB --host-memory 2GiB --disk /scratch:9GiB".split()
+    options = "--batch-size 2 --device-memory 1GiB --host-memory 2GiB --disk".split()
+    options.append(f"{tmp_path}:9GiB")
     assert train(initialize, text, "--checkpoint-activations", *options).exit_code == 0
     engine = initialize.engine
     assert engine is not None
     assert engine.config["patrickstar"]["memory"] == {
         "device": "1GiB",
         "host": "2GiB",
-        "disk": {"path": "/scratch", "size": "9GiB"},
+        "disk": {"path": str(tmp_path), "size": "9GiB"},
     }
     assert engine.seen[0].shape == (2, 16)
     assert engine.module.config.checkpointing == "non-reentrant"
@@ -199,8 +200,11 @@ def test_an_interrupted_run_says_so(text: Path) -> None:
         (["--sequence-length", "257"], 2, "longer than the 256 positions of gpt-tiny"),
         (["--steps", "0"], 2, "--steps"),
         (["--seed", str(2**64)], 2, "--seed"),
+        (["--disk", __file__], 2, "is, or lies under, a file and not a folder"),
+        (["--disk", "/dev/null/spool"], 2, "--disk '/dev/null/spool' is, or"),
+        (["--host-memory", "8Mo"], 2, "--host-memory: '8Mo' has the unknown unit"),
         (["--metrics", "/dev/null/metrics"], 2, "cannot be written"),
-        (["--data", "nowhere"], 1, "'nowhere' does not exist"),
+        (["--data", "nowhere"], 2, "--data: the data path 'nowhere' does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_code(

@@ -168,3 +168,9 @@ def test_several_problems_are_told_together() -> None:
     lines = str(raised.value).splitlines()
     assert len(lines) == 3
     assert lines[2] == "aio.block_size is 'x'; expected an integer"
+
+
+def test_a_warning_points_to_the_line_that_called_the_package() -> None:
+    with pytest.warns(ConfigWarning) as told:
+        load_config({"zero_optimization": True})
+    assert told[0].filename == __file__

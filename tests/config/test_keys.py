@@ -23,6 +23,7 @@ def refusal(config: dict[str, Any]) -> str:
     "config, right",
     [
         ({"train_batch_sise": 8}, "train_batch_size"),
+        ({"train_microbatch_size": 8}, "train_micro_batch_size_per_gpu"),
         ({"Gradient_Clipping": 1.0}, "gradient_clipping"),
         ({"fp16": {"enable": True}}, "fp16.enabled"),
         ({"zero_optimisation": {"stage": 1}}, "zero_optimization"),

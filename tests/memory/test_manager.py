@@ -17,7 +17,9 @@ from patrickstar.memory import (
     CpuTier,
     DiskTier,
     Lru,
+    MemoryReport,
     Spool,
+    TierUsage,
     Use,
 )
 
@@ -380,3 +382,12 @@ def test_the_readme_of_the_module_runs(tmp_path: Path) -> None:
         manager.tensor(chunk).add_(1)
     assert value_of(manager, chunk) == 1
     manager.close()
+
+
+def test_a_report_of_memory_is_read_a_line_a_tier() -> None:
+    tiers = {"host": TierUsage(1 << 20, 3 << 20, 4 << 20), "disk": TierUsage(0, 512, None)}
+    assert str(MemoryReport(tiers, {"host->disk": 2048, "disk->host": 0})) == (
+        "host        1.00 MiB in use, peak 3.00 MiB, budget 4.00 MiB\n"
+        "disk        0 B in use, peak 512 B, no budget\n"
+        "host->disk  2.00 KiB moved"
+    )
