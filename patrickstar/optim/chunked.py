@@ -9,6 +9,9 @@ local part is what is updated.
 
 States are laid out at the first step, for whatever tensors the parameter groups hold by then, since
 DeepSpeed exchanges them after construction. A tensor longer than a chunk is cut over several.
+
+`state` is empty, but what somebody puts there is taken into the chunks: torch's
+ZeroRedundancyOptimizer loads a checkpoint that way, and not by `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -118,6 +121,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._lay_out()
+        self._take_over()
         with_gradient = {
             id(p) for group in self.param_groups for p in group["params"] if p.grad is not None
         }
@@ -138,6 +142,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As any optimizer's: the states of every parameter as tensors of their own, in memory."""
+        self._take_over()
         found = super().state_dict()
         index = 0
         for group in self.param_groups:
@@ -186,6 +191,17 @@ class ChunkedAdamW(torch.optim.Optimizer):
                     length, low = length + padded, narrow
             if waiting:
                 self._shelve(index, waiting, length, low)
+
+    def _take_over(self) -> None:
+        """Move what was put into `state` from outside into the chunks."""
+        if not self.state:
+            return
+        self._lay_out()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in self.state:
+                    self._scatter(parameter, self.state[parameter])
+                    del self.state[parameter]
 
     def _shelve(self, group: int, pieces: list[_Piece], length: int, low: bool) -> None:
         create = self._manager.create

@@ -99,6 +99,21 @@ def test_a_state_of_torch_is_taken_over() -> None:
     assert all(map(torch.equal, weights(first), weights(straight)))
 
 
+def test_what_is_put_into_state_is_taken_over() -> None:
+    """So torch's ZeroRedundancyOptimizer loads a checkpoint."""
+    straight, first = model(), model()
+    train(straight, torch.optim.AdamW(straight.parameters(), fused=True, **HYPER), 6)
+    before = torch.optim.AdamW(first.parameters(), fused=True, **HYPER)
+    train(first, before, 3)
+    after = ChunkedAdamW(first.parameters(), **HYPER, chunk_size=500)
+    after.state.update({p: copy.deepcopy(state) for p, state in before.state.items()})
+    for index, state in after.state_dict()["state"].items():
+        assert torch.equal(state["exp_avg"], before.state_dict()["state"][index]["exp_avg"])
+    train(first, after, 3, first=3)
+    assert all(map(torch.equal, weights(first), weights(straight)))
+    assert not after.state, "the states are in chunks, and nowhere else"
+
+
 def test_parameters_exchanged_after_construction_are_updated() -> None:
     """DeepSpeed replaces the parameters of the groups by flat partitions."""
     flat = torch.zeros(1000, requires_grad=True)
