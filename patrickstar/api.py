@@ -18,10 +18,11 @@ from patrickstar.comm import Communicator
 from patrickstar.comm.communicator import DEFAULT_TIMEOUT
 from patrickstar.config import Config, load_config
 from patrickstar.engine.client_optimizer import groups_of, rule_of, scheduler_for
+from patrickstar.engine.device import device_named
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.from_config import muon_groups, settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
-from patrickstar.engine.launch import among_ranks, is_launched, join, world_size
+from patrickstar.engine.launch import among_ranks, backend_for, is_launched, join, world_size
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.rendezvous import join_group
 from patrickstar.engine.telling import Telling, telling_of
@@ -177,14 +178,15 @@ def init_distributed(
     is a group of its own.
 
     Args:
-        dist_backend: "gloo" by default.
+        dist_backend: by default "gloo", and the accelerator's own beside it if there is one.
         timeout: of a collective.
+        dist_init_required: False makes no group.
         init_method, rank, world_size: as for `torch.distributed.init_process_group`.
-        auto_mpi_discovery, distributed_port, verbose, dist_init_required, config: accepted.
+        auto_mpi_discovery, distributed_port, verbose, config: accepted.
     """
     if dist.is_initialized() or dist_init_required is False:
         return
-    backend = dist_backend or "gloo"
+    backend = dist_backend or backend_for(device_named("auto"))
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     if init_method is not None or rank >= 0:
         options |= {"init_method": init_method, "rank": rank, "world_size": world_size}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,20 +143,6 @@ def test_callables_make_the_optimizer_and_the_scheduler() -> None:
     assert scheduler.optimizer is optimizer
     assert engine.get_lr() == [0.05]
     assert optimizer.param_groups[0]["momentum"] == 0.9
-    engine.close()
-
-
-def test_the_config_comes_from_the_arguments_of_the_script(tmp_path: Path) -> None:
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps(CONFIG))
-    parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
-    arguments = parser.parse_args(["--deepspeed", "--deepspeed_config", str(file)])
-    deepspeed.init_distributed()
-    assert deepspeed.comm.get_world_size() == 1
-    deepspeed.comm.destroy_process_group()
-    engine, *_ = deepspeed.initialize(args=arguments, model=network())
-    assert engine.gradient_accumulation_steps() == 2
-    assert engine.zero_optimization_stage() == 2
     engine.close()
 
 

@@ -45,6 +45,13 @@ def rank() -> int:
     return int(os.environ["RANK"]) if world_size() > 1 else 0
 
 
+def backend_for(device: torch.device | None) -> str:
+    """What `torch.distributed` calls the backends of a run on `device`; None for the CPU."""
+    if device is None:
+        return "gloo"
+    return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
+
+
 def join(device: torch.device | None, timeout: float) -> Communicator | None:
     """Connect with the other ranks that were launched; None if there are none.
 
@@ -63,11 +70,7 @@ def join(device: torch.device | None, timeout: float) -> Communicator | None:
             raise ConfigError(
                 f"RANK={rank()} is none of the {world_size()} ranks that WORLD_SIZE tells of"
             )
-        backend = "gloo"
-        if device is not None:
-            native = dist.get_default_backend_for_device(device.type)
-            backend = f"cpu:gloo,{device.type}:{native}"
-        join_group(backend, datetime.timedelta(seconds=timeout))
+        join_group(backend_for(device), datetime.timedelta(seconds=timeout))
     return Communicator.open(device=device or "cpu", timeout=timeout)
 
 
