@@ -32,7 +32,7 @@ def loss_of(module: nn.Module, rank: int, step: int, dtype: torch.dtype) -> torc
 
 
 def on_ranks(
-    rank: int, size: int, stage: int, precision: str, wire: str | None
+    rank: int, size: int, stage: int, precision: str, kept: str, wire: str | None
 ) -> tuple[list[float], int, int]:
     """This rank's losses, and the bytes of gradients of a step: asked for, and handed over."""
     given: dict[str, Any] = {
@@ -45,6 +45,7 @@ def on_ranks(
     }
     if precision != "fp32":
         given[precision] = {"enabled": True}
+        given["data_types"] = {"grad_accum_dtype": kept}
     engine, *_ = patrickstar.initialize(model=model(), config=given)
     losses = []
     for step in range(STEPS):
@@ -59,47 +60,47 @@ def on_ranks(
     return losses, reduced.payload_bytes // STEPS, reduced.sent_bytes // STEPS
 
 
-def alone(precision: str, wire: str | None) -> list[list[float]]:
+def alone(precision: str, kept: str, wire: str | None) -> list[list[float]]:
     """The losses of each of two ranks, computed by one process."""
-    kept = DTYPES[precision]
-    travels = kept if wire is None else DTYPES[wire]
-    module, masters = model().to(kept), [p.detach() for p in model().parameters()]
+    dtype, travels = DTYPES[precision], DTYPES[wire or kept]
+    module, masters = model().to(dtype), [p.detach() for p in model().parameters()]
     losses: list[list[float]] = [[], []]
     for step in range(STEPS):
         sums = [torch.zeros_like(master) for master in masters]
         for rank in range(2):
-            loss = loss_of(module, rank, step, kept)
+            loss = loss_of(module, rank, step, dtype)
             losses[rank].append(loss.item())
             gradients = torch.autograd.grad(loss, list(module.parameters()))
             for total, gradient in zip(sums, gradients, strict=True):
                 total += gradient.to(travels)
         with torch.no_grad():
             for parameter, master, total in zip(module.parameters(), masters, sums, strict=True):
-                # The mean goes into gradients of the parameters' dtype.
-                master.sub_((total / 2).to(kept).float(), alpha=RATE)
+                master.sub_((total / 2).to(DTYPES[kept]).float(), alpha=RATE)
                 parameter.copy_(master)
     return losses
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize(
-    "precision, wire, nbytes",
+    "precision, kept, wire, nbytes",
     [
-        ("fp32", None, 4),
-        ("fp32", "bf16", 2),
-        ("fp32", "fp16", 2),
-        ("bf16", None, 2),
-        ("bf16", "fp32", 4),
+        ("fp32", "fp32", None, 4),
+        ("fp32", "fp32", "bf16", 2),
+        ("fp32", "fp32", "fp16", 2),
+        ("bf16", "bf16", None, 2),
+        ("bf16", "bf16", "fp32", 4),
+        ("bf16", "fp32", None, 4),
+        ("bf16", "fp32", "bf16", 2),
     ],
 )
 def test_gradients_travel_in_it_and_the_losses_are_those_of_gradients_rounded_to_it(
-    stage: int, precision: str, wire: str | None, nbytes: int, ranks: RankPool
+    stage: int, precision: str, kept: str, wire: str | None, nbytes: int, ranks: RankPool
 ) -> None:
-    expected = alone(precision, wire)
-    answers = ranks.run(on_ranks, 2, stage, precision, wire)
+    expected = alone(precision, kept, wire)
+    answers = ranks.run(on_ranks, 2, stage, precision, kept, wire)
     for (losses, payload, sent), theirs in zip(answers, expected, strict=True):
         assert payload == ELEMENTS * nbytes
         assert sent == payload // 2, "the other rank's half goes over the network"
         assert losses == theirs
     if precision == "fp32" and nbytes == 2:
-        assert expected != alone("fp32", None), "rounding has to be seen"
+        assert expected != alone("fp32", "fp32", None), "rounding has to be seen"
