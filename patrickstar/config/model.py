@@ -58,7 +58,10 @@ class Config(Section):
         1.0, "divide by this factor before reducing, and by the rest after it"
     )
     communication_data_type: DType | None = honoured(
-        None, "dtype gradients are reduced in; null: that of the gradients"
+        None,
+        "dtype gradients are reduced in; null: what they are accumulated in",
+        note="DeepSpeed's null is the dtype of the parameters, with which gradients that are "
+        "accumulated in fp32 travel in half the bytes, rounded; so it is under `deepspeed_exact`",
     )
     zero_optimization: ZeroOptimization = honoured(
         ZeroOptimization(),

@@ -88,6 +88,9 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
     size, here = len(comm.topology.ranks), ranks_of_this_host(comm)
     predivide = float(size) if config.prescale_gradients else config.gradient_predivide_factor
     name = config.communication_data_type
+    dtype = None if name is None else DTYPES[name]
+    if dtype is None and settings.exact and settings.precision.low:
+        dtype = settings.precision.dtype  # whatever DeepSpeed accumulates in, this is what it sends
     # DeepSpeed's stage 3 does not undo a division by the number of ranks before it reduces.
     shrinks = settings.exact and config.zero_optimization.stage == 3
     shrinks = shrinks and config.gradient_predivide_factor == size
@@ -95,7 +98,7 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         comm,
         ShardedComm(comm),
         config.zero_optimization.stage,
-        None if name is None else DTYPES[name],
+        dtype,
         None if predivide == 1.0 else predivide,
         config.zero_optimization.overlap_comm is not False,
         predivide if shrinks and not config.prescale_gradients else None,

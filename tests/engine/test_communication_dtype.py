@@ -32,7 +32,13 @@ def loss_of(module: nn.Module, rank: int, step: int, dtype: torch.dtype) -> torc
 
 
 def on_ranks(
-    rank: int, size: int, stage: int, precision: str, kept: str, wire: str | None
+    rank: int,
+    size: int,
+    stage: int,
+    precision: str,
+    kept: str,
+    wire: str | None,
+    exact: bool = False,
 ) -> tuple[list[float], int, int]:
     """This rank's losses, and the bytes of gradients of a step: asked for, and handed over."""
     given: dict[str, Any] = {
@@ -41,7 +47,7 @@ def on_ranks(
         "gradient_clipping": 0,
         "communication_data_type": wire,
         "zero_optimization": {"stage": stage},
-        "patrickstar": {"chunk_size": 128},
+        "patrickstar": {"chunk_size": 128, "deepspeed_exact": exact},
     }
     if precision != "fp32":
         given[precision] = {"enabled": True}
@@ -104,3 +110,9 @@ def test_gradients_travel_in_it_and_the_losses_are_those_of_gradients_rounded_to
         assert losses == theirs
     if precision == "fp32" and nbytes == 2:
         assert expected != alone("fp32", "fp32", None), "rounding has to be seen"
+
+
+def test_deepspeeds_default_is_the_dtype_of_the_parameters_and_reproduced(ranks: RankPool) -> None:
+    plain, exact = (ranks.run(on_ranks, 2, 1, "bf16", "fp32", None, how) for how in (False, True))
+    assert [(payload, sent) for _, payload, sent in plain] == [(4 * ELEMENTS, 2 * ELEMENTS)] * 2
+    assert [(payload, sent) for _, payload, sent in exact] == [(2 * ELEMENTS, ELEMENTS)] * 2
