@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 import patrickstar as deepspeed
-from patrickstar.engine.launch import backend_for
+from patrickstar.engine import launch, zero_init
+from patrickstar.engine.from_config import settings_from
 from tests.rank_pool import RankPool
 
 
@@ -81,8 +83,28 @@ def test_no_group_is_made_where_the_script_asks_for_none() -> None:
 
 
 def test_an_accelerator_has_its_own_backend_beside_that_of_the_cpu() -> None:
-    assert backend_for(None) == "gloo"
-    assert backend_for(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
+    assert launch.backend_for(None) == "gloo"
+    assert launch.backend_for(torch.device("cuda", 1)) == "cpu:gloo,cuda:nccl"
+
+
+def test_a_model_that_is_built_first_does_not_leave_the_accelerator_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Modules are built in CPU memory, in the group that the whole run then has."""
+
+    def settings(config: Any) -> Any:
+        return replace(settings_from(config), device=torch.device("cuda", 0))
+
+    def asked(backend: str, timeout: Any) -> None:
+        raise LookupError(backend)
+
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(zero_init, "settings_from", settings)
+    monkeypatch.setattr(launch, "join_group", asked)
+    with pytest.raises(LookupError, match="cpu:gloo,cuda:nccl"):
+        zero_init.begin({"train_batch_size": 2, "zero_optimization": {"stage": 3}})
 
 
 def meet(rank: int, size: int, how: dict[str, Any], port: int) -> tuple[int, int, float, float]:

@@ -52,25 +52,35 @@ def backend_for(device: torch.device | None) -> str:
     return f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device.type)}"
 
 
-def join(device: torch.device | None, timeout: float) -> Communicator | None:
-    """Connect with the other ranks that were launched; None if there are none.
+def connect(device: torch.device | None, timeout: float) -> bool:
+    """Make the process group of the ranks that were launched, unless there is one.
 
     Args:
         device: the accelerator that this rank computes on; None for the CPU.
         timeout: seconds that a collective may take.
+
+    Returns:
+        Whether there are other ranks.
 
     Raises:
         ConfigError: the launcher's environment contradicts itself.
         CommError: a rank did not come.
     """
     if world_size() == 1:
-        return None
+        return False
     if not dist.is_initialized():
         if not 0 <= rank() < world_size():
             raise ConfigError(
                 f"RANK={rank()} is none of the {world_size()} ranks that WORLD_SIZE tells of"
             )
         join_group(backend_for(device), datetime.timedelta(seconds=timeout))
+    return True
+
+
+def join(device: torch.device | None, timeout: float) -> Communicator | None:
+    """Connect with the other ranks that were launched; None if there are none. See `connect`."""
+    if not connect(device, timeout):
+        return None
     return Communicator.open(device=device or "cpu", timeout=timeout)
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from torch import nn
 
+from patrickstar.comm import Communicator
 from patrickstar.comm.communicator import DEFAULT_TIMEOUT
 from patrickstar.config import load_config
 from patrickstar.engine.ahead import Ahead
 from patrickstar.engine.construct import Nursery, into
 from patrickstar.engine.from_config import settings_from
 from patrickstar.engine.initialize import building
-from patrickstar.engine.launch import among_ranks, join, world_size
+from patrickstar.engine.launch import among_ranks, connect, world_size
 
 GivenConfig = Mapping[str, Any] | str | os.PathLike[str] | None
 
@@ -95,8 +96,8 @@ def begin(config: GivenConfig) -> Ahead:
         )
     settings = settings_from(loaded)
     if world_size() > 1 and (config is None or loaded.zero_optimization.stage == 3):
-        comm = join(None, DEFAULT_TIMEOUT)  # modules are built in CPU memory
-        assert comm is not None
+        connect(settings.device, DEFAULT_TIMEOUT)
+        comm = Communicator.open(device="cpu")  # modules are built in CPU memory
         settings = among_ranks(settings, comm, loaded)
     ahead = building(settings)
     ahead.home.ahead = ahead
