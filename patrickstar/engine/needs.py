@@ -69,7 +69,7 @@ class LaidOut:
         places: for every moment of the rehearsal, repeated as often as there are backwards before
             a step, the one in `trace` that it is part of.
         sizes: bytes of every chunk.
-        most: bytes that are there at once.
+        most: bytes that are there at once, with a margin.
     """
 
     state: ModelState
@@ -166,7 +166,7 @@ class Needs:
             other = {0: self._base}
             moments = [Moment(uses, dict(other), (dead,)) for uses, dead in updates_of(state)]
             trace, places = Trace(moments), []
-        return LaidOut(state, trace, places, sizes, at_once(trace, sizes))
+        return LaidOut(state, trace, places, sizes, with_margin(at_once(trace, sizes)))
 
     def judge(self, budgets: Budgets) -> Verdict:
         """Whether a run with these budgets works, and the smallest that do."""

@@ -1,10 +1,11 @@
 """The disk tier: one spool file of chunk slots.
 
-The file is private (0600) and has no name: it is unlinked as soon as it is open, so it is gone
-after the run even when the run is killed. Space is preallocated, so a disk that is too small is
-found before the run and not in the middle of it. I/O is direct where the file system allows it
-(the data is ours alone, read once and soon overwritten: a page cache would only double it), in
-blocks, and every short read or write is either continued or reported.
+The file is private (0600) and has no name, so it is gone after the run even when the run is killed.
+Where a file system cannot make such a file, one is made with a name and unlinked at once; what a
+run leaves that is killed in between is swept by the next. Space is preallocated, so a disk that is
+too small is found before the run and not in the middle of it. I/O is direct where the file system
+allows it (the data is ours alone, read once and soon overwritten: a page cache would only double
+it), in blocks, and every short read or write is either continued or reported.
 
 Space that a slot gives back joins what is free beside it, so that a run whose chunks change size
 (construction, then training) does not need the disk twice.
@@ -21,6 +22,7 @@ import errno
 import mmap
 import os
 import tempfile
+import time
 import weakref
 from bisect import insort
 from collections.abc import Sequence
@@ -34,6 +36,8 @@ from patrickstar.memory.sizes import format_bytes
 
 _ALIGN = 4096  # what direct I/O asks of offsets, lengths and addresses on today's disks
 _BLOCK = 16 << 20  # one request: long enough for full bandwidth, short enough to interleave
+_PREFIX, _SUFFIX = "patrickstar-", ".spool"
+_LEFT = 60.0  # seconds after which a name is nobody's: it is there for microseconds
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -70,7 +74,11 @@ class Spool:
     def _open(self) -> int:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file, name = tempfile.mkstemp(prefix="patrickstar-", suffix=".spool", dir=self.path)
+            nameless = self._open_nameless()
+            if nameless >= 0:
+                return nameless
+            self._sweep()
+            file, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=self.path)
         except OSError as error:
             why = error.strerror or str(error)
             if isinstance(error, FileExistsError | NotADirectoryError):
@@ -86,7 +94,8 @@ class Spool:
                 with contextlib.suppress(OSError):  # the buffered file does as well
                     direct = os.open(name, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         finally:
-            os.unlink(name)
+            with contextlib.suppress(FileNotFoundError):  # swept by another run
+                os.unlink(name)
         if direct < 0 or not _takes_direct_io(direct):
             if direct >= 0:
                 os.close(direct)
@@ -94,6 +103,29 @@ class Spool:
         os.close(file)
         self.direct = True
         return direct
+
+    def _open_nameless(self) -> int:
+        """A file that never has a name; -1 where the system or the file system has none (NFS)."""
+        kind = getattr(os, "O_TMPFILE", 0)
+        if not kind:
+            return -1
+        kind |= os.O_RDWR | os.O_CLOEXEC
+        with contextlib.suppress(OSError):
+            direct = os.open(self.path, kind | os.O_DIRECT, 0o600)
+            if _takes_direct_io(direct):
+                self.direct = True
+                return direct
+            os.close(direct)
+        with contextlib.suppress(OSError):
+            return os.open(self.path, kind, 0o600)
+        return -1
+
+    def _sweep(self) -> None:
+        """Remove files of runs that were killed before they had unlinked theirs."""
+        for left in self.path.glob(f"{_PREFIX}*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _LEFT:
+                    left.unlink()
 
     def preallocate(self, nbytes: int, least: int | None = None) -> int:
         """Make sure that slots of `nbytes` bytes in total fit, those in use included.

@@ -81,7 +81,9 @@ def test_nothing_is_left_when_the_process_is_killed(tmp_path: Path) -> None:
     with run.stdout:
         assert run.stdout.readline() == "ready\n"
     files = [
-        fd.stat() for fd in Path(f"/proc/{run.pid}/fd").iterdir() if "spool" in str(fd.readlink())
+        fd.stat()
+        for fd in Path(f"/proc/{run.pid}/fd").iterdir()
+        if str(tmp_path) in str(fd.readlink())
     ]
     assert [(file.st_nlink, file.st_blocks * 512 >= 64 << 20) for file in files] == [(0, True)]
     run.send_signal(signal.SIGKILL)
@@ -338,3 +340,26 @@ def test_closing_twice_is_harmless_and_frees_the_handle(tmp_path: Path) -> None:
     spool.close()
     spool.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_kill_at_any_moment_leaves_no_name_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "mkstemp", None)  # would have a name for a moment
+    spool = Spool(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    spool.close()
+
+
+def test_without_files_that_have_no_name_what_a_killed_run_left_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "O_TMPFILE")
+    old, new, other = (tmp_path / f"{n}.spool" for n in ("patrickstar-a", "patrickstar-b", "c"))
+    for file in (old, new, other):
+        file.touch()
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    spool = Spool(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [other, new]
+    spool.close()
