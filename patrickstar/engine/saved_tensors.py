@@ -60,7 +60,7 @@ class SavedTensors:
     def pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor) is torch.Tensor and tensor.layout is torch.strided:  # most of them
             chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
-            if chunk is None:
+            if chunk is None and self._inputs is None:
                 return _outside(tensor)
         with _PLAIN():
             if tensor.layout is not torch.strided or tensor.device.type == "meta":

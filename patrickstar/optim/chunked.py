@@ -199,7 +199,8 @@ class ChunkedAdamW(torch.optim.Optimizer):
         self._lay_out()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter in self.state:
+                # Others may look into `state`, which makes an empty entry, or keep their own there.
+                if "step" in self.state.get(parameter, ()):
                     self._scatter(parameter, self.state[parameter])
                     del self.state[parameter]
 
