@@ -58,10 +58,13 @@ class SavedTensors:
             self._inputs.tidy()
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided:  # most of them
-            chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
-            if chunk is None and self._inputs is None:
-                return _outside(tensor)
+        if (  # most of them, and with nothing to put away
+            self._inputs is None
+            and type(tensor) is torch.Tensor
+            and tensor.layout is torch.strided
+            and self._manager.chunk_of(tensor.untyped_storage()._cdata) is None
+        ):
+            return _outside(tensor)
         with _PLAIN():
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 return _outside(tensor)
