@@ -28,6 +28,19 @@ def gpt(checkpointing: Any = None, layers: int = 4) -> nn.Module:
     return GPT(GPTConfig(layers, 42, 3, 101, LENGTH, checkpointing=checkpointing))
 
 
+class EqualLayers(nn.Module):
+    """Layers of one square matrix each, so that their chunks are alike."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
 @dataclass(frozen=True)
 class Case:
     """One run.

@@ -9,28 +9,16 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 
 import patrickstar
 from patrickstar.comm import Communicator
+from tests.engine.data_parallel import EqualLayers
 from tests.rank_pool import RankPool
 
 WIDTH, LAYERS = 128, 64  # shards of whole pages, and a chunk for each layer
 KEPT = {1: (2, 14), 2: (2, 14), 3: (0, 16)}  # bytes per weight: replicated, sharded
-WHOLE = (
-    9 * 2 / LAYERS
-)  # bytes per weight of nine chunks in bf16: those in use, kept and on their way
-
-
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x.square().mean()
+# Bytes per weight of nine chunks in bf16: those in use, kept and on their way.
+WHOLE = 9 * 2 / LAYERS
 
 
 def peaks(rank: int, size: int, stage: int) -> tuple[float, float]:
@@ -43,7 +31,9 @@ def peaks(rank: int, size: int, stage: int) -> tuple[float, float]:
         "patrickstar": {"chunk_size": WIDTH * WIDTH},
     }
     with Communicator.open(timeout=60) if size > 1 else nullcontext() as comm:
-        engine, optimizer = patrickstar.initialize_engine(Deep, config, communicator=comm)
+        engine, optimizer = patrickstar.initialize_engine(
+            lambda: EqualLayers(WIDTH, LAYERS), config, communicator=comm
+        )
         built = engine.memory_report().tiers["host"].peak
         engine.reset_peak()
         for _ in range(3):

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import patrickstar
 from patrickstar.comm import Communicator
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
-from tests.engine.data_parallel import Case, train
+from tests.engine.data_parallel import Case, EqualLayers, train
 from tests.rank_pool import RankPool
 
 WIDTH, LAYERS = 48, 104  # what a layer has is divided by 64 and 96, so nothing is padded
 IN_P = {0: 2, 1: 2, 2: 2, 3: 3}  # bytes sent per byte of parameters, but for (N-1)/N
-
-
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x.square().mean()
 
 
 def sent(rank: int, size: int, stage: int) -> float:
@@ -38,7 +26,9 @@ def sent(rank: int, size: int, stage: int) -> float:
         "patrickstar": {"chunk_size": WIDTH * WIDTH},
     }
     with Communicator.open(timeout=60) as comm:
-        engine, optimizer = patrickstar.initialize_engine(Deep, config, communicator=comm)
+        engine, optimizer = patrickstar.initialize_engine(
+            lambda: EqualLayers(WIDTH, LAYERS), config, communicator=comm
+        )
         before = now = 0
         for _ in range(3):
             before = sum(totals.sent_bytes for totals in comm.counters.snapshot().values())
