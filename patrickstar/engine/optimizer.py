@@ -158,9 +158,9 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             except BudgetError as error:
                 raise self._counters.refusal(error) from error
             self._stepping.after(scale is not None)
-            self._counters.global_steps += 1
             self._counters.skipped_steps += int(scale is None)
-            self.torn = False
+            # In one statement: between the two, a whole step would look torn, or not be counted.
+            self._counters.global_steps, self.torn = self._counters.global_steps + 1, False
 
     def refuse_when_over(self) -> None:
         """Raise if the engine is closed, or the weights are not those of one step."""
