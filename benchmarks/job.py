@@ -30,6 +30,8 @@ class Job:
         threads: compute threads.
         disk: a folder on the disk to be used.
         seed: of the weights and of the tokens.
+        learning_rate: of AdamW.
+        repeat: whether every step has the first batch again, so that its loss falls.
     """
 
     system: str
@@ -44,6 +46,8 @@ class Job:
     threads: int = 2
     disk: str = "."
     seed: int = 0
+    learning_rate: float = 1e-4
+    repeat: bool = False
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from patrickstar.machine import measure
-from patrickstar.machine.disks import mount_of
+from patrickstar.machine.disks import free_bytes, mount_of
 from patrickstar.machine.limits import machine_bytes
 
 
@@ -39,6 +39,7 @@ def facts(folder: str, threads: int, disk_bytes: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "file_system": mount_of(Path(folder))[1],
+        "disk_free": free_bytes(Path(folder)),
         "gemm_flops": machine.processor.flops["bfloat16"],
         "copy_bytes_per_s": machine.processor.copy_bytes_per_s,
         "update_bytes_per_s": machine.processor.update_bytes_per_s,

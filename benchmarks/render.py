@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # started as a script
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.capacity_page import capacity  # noqa: E402
 from benchmarks.limit import Ideal, Rates, ideal, in_memory  # noqa: E402
 from benchmarks.markdown import table  # noqa: E402
 from benchmarks.parity.page import parity  # noqa: E402
@@ -347,6 +348,7 @@ RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "network": network,
     "prediction": prediction,
     "rss": rss,
+    "capacity": capacity,
 }
 
 

@@ -68,8 +68,10 @@ def train(
     start_up = process_age_s()
     losses, seconds, read, written = [], [], [], []
     moved: dict[str, int] = {}
-    for _ in range(job.warmup + job.steps):
-        batch = torch.randint(0, vocabulary, shape, generator=generator)
+    batch = torch.randint(0, vocabulary, shape, generator=generator)
+    for step in range(job.warmup + job.steps):
+        if step and not job.repeat:
+            batch = torch.randint(0, vocabulary, shape, generator=generator)
         tokens, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()
         moved_before, disk_before = trainer.moved(), disk_traffic()
         began = time.perf_counter()

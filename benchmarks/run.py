@@ -14,9 +14,11 @@ the variable DEEPSPEED_PYTHON names. Without it its rows say "not measured".
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -58,6 +60,15 @@ class Settings:
     disk_bytes: int
     add: bool = False
     rows: tuple[str, ...] = ()
+
+    def of(self, table: Table) -> Settings:
+        """The same but for what `table` has a word of its own on."""
+        return dataclasses.replace(
+            self,
+            steps=self.steps if table.steps is None else table.steps,
+            warmup=self.warmup if table.warmup is None else table.warmup,
+            time_limit=max(self.time_limit, table.time_limit),
+        )
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -104,17 +115,21 @@ def run_child(
             stdout=out,
             stderr=out,
         )
-        while True:
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-            if pid:
-                child.returncode = os.waitstatus_to_exitcode(status)
-                break
-            if time.monotonic() - began > settings.time_limit:
-                child.kill()
-                child.wait()
-                raise NotMeasuredError(f"took longer than {settings.time_limit:.0f} s")
-            time.sleep(0.05)
+    first_to_be_killed(child.pid)
+    while True:
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            break
+        if time.monotonic() - began > settings.time_limit:
+            child.kill()
+            child.wait()
+            raise NotMeasuredError(f"took longer than {settings.time_limit:.0f} s")
+        time.sleep(0.05)
     seconds = time.monotonic() - began
+    if child.returncode == -signal.SIGKILL:
+        held = f"{usage.ru_maxrss / 2**20:.1f} GiB"
+        raise NotMeasuredError(f"killed by the kernel when it held {held}: no memory was left")
     if child.returncode:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         last = lines[-1].strip() if lines else "no output"
@@ -129,6 +144,12 @@ def run_child(
     }
 
 
+def first_to_be_killed(pid: int) -> None:
+    """What does not fit into this machine is killed before anything else is."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
 def interpreter(row: Row, settings: Settings) -> str:
     return settings.deepspeed_python if row.opponent == "deepspeed" else sys.executable
 
@@ -137,7 +158,7 @@ def measure_once(table: Table, row: Row, settings: Settings) -> dict[str, Any]:
     """One process of `row`."""
     job = Job(
         system=row.system,
-        model=table.model,
+        model=row.model or table.model,
         options=row.options,
         changes=table.changes,
         sequences=table.sequences,
@@ -146,6 +167,8 @@ def measure_once(table: Table, row: Row, settings: Settings) -> dict[str, Any]:
         warmup=settings.warmup,
         threads=settings.threads,
         disk=settings.disk,
+        learning_rate=table.learning_rate,
+        repeat=table.repeat,
     )
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -191,6 +214,7 @@ def new_result(table: Table, settings: Settings, reasons: dict[str, str | None])
             "name": row.name,
             "opponent": row.opponent,
             "options": row.options,
+            "model": row.model or table.model,
             "not_measured": reasons[row.opponent],
             "runs": [],
         }
@@ -198,6 +222,7 @@ def new_result(table: Table, settings: Settings, reasons: dict[str, str | None])
     }
     return {
         "table": table.key,
+        "kind": table.kind,
         "title": table.title,
         "model": table.model,
         "tokens": table.sequences * table.length,
@@ -227,6 +252,7 @@ def earlier(table: Table, settings: Settings) -> dict[str, Any] | None:
 
 def measure_table(table: Table, settings: Settings) -> None:
     """Measure `table` and write its results, after every process anew."""
+    settings = settings.of(table)
     reasons = {name: missing(name, settings) for name in {row.opponent for row in table.rows}}
     result = earlier(table, settings) or new_result(table, settings, reasons)
     result["machine"].append(facts(settings))

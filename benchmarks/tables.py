@@ -7,6 +7,7 @@ are printed under the tables.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,13 @@ OPPONENTS = ("plain", "patrickstar", "deepspeed")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: who, called what, with which options."""
+    """A row of a table: who, called what, with which options; its model, if not the table's."""
 
     key: str
     name: str
     opponent: str
     options: dict[str, Any] = field(default_factory=dict)
+    model: str | None = None
 
     @property
     def system(self) -> str:
@@ -40,7 +42,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that train the same model on the same tokens."""
+    """Rows that train the same model on the same tokens, or `kind` says otherwise.
+
+    `steps` and `warmup` are what the command line says where they are None; `time_limit` is in
+    seconds for a process.
+    """
 
     key: str
     title: str
@@ -50,6 +56,12 @@ class Table:
     sequences: int = 1
     changes: dict[str, Any] = field(default_factory=dict)
     reference: str = "plain"
+    kind: str = "training"
+    steps: int | None = None
+    warmup: int | None = None
+    time_limit: float = 0.0
+    learning_rate: float = 1e-4
+    repeat: bool = False
 
 
 # PatrickStar has the C library keep what is freed; so does this loop, and a step takes less time.
@@ -98,33 +110,43 @@ ZERO_NVME_SPEED = Row(
         "aio": AIO,
     },
 )
-# Pinned buffers are resident whether they are used or not, and so are the defaults for parameter
-# buffers (5 of 100M elements); here they are as large as the largest parameter needs.
-ZERO_NVME_MEMORY = Row(
-    "deepspeed-nvme-memory",
-    "DeepSpeed ZeRO-Infinity (NVMe), tuned for memory",
-    "deepspeed",
-    {
-        "zero_init": True,
-        "remote": "nvme",
-        "zero": {
-            "stage": 3,
-            "offload_optimizer": {"device": "nvme", "pin_memory": False},
-            "offload_param": {
-                "device": "nvme",
-                "buffer_size": 5_000_000,
-                "buffer_count": 12,
-                "pin_memory": False,
+
+
+def zero_nvme_memory(largest: int, model: str | None = None) -> Row:
+    """DeepSpeed with as little memory as it can be set to, for a largest weight of `largest`.
+
+    Pinned buffers are resident whether they are used or not, and so are the defaults for parameter
+    buffers (5 of 100M elements); here they are as large as the largest parameter needs.
+    """
+    return Row(
+        "deepspeed-nvme-memory" + (f"-{model}" if model else ""),
+        "DeepSpeed ZeRO-Infinity (NVMe), tuned for memory",
+        "deepspeed",
+        {
+            "zero_init": True,
+            "remote": "nvme",
+            "zero": {
+                "stage": 3,
+                "offload_optimizer": {"device": "nvme", "pin_memory": False},
+                "offload_param": {
+                    "device": "nvme",
+                    "buffer_size": largest,
+                    "buffer_count": 12,
+                    "pin_memory": False,
+                },
+                "sub_group_size": 3 * largest,
+                "reduce_bucket_size": largest,
+                "stage3_max_live_parameters": 0,
+                "stage3_max_reuse_distance": 0,
+                "stage3_prefetch_bucket_size": 0,
             },
-            "sub_group_size": 15_000_000,
-            "reduce_bucket_size": 5_000_000,
-            "stage3_max_live_parameters": 0,
-            "stage3_max_reuse_distance": 0,
-            "stage3_prefetch_bucket_size": 0,
+            "aio": AIO,
         },
-        "aio": AIO,
-    },
-)
+        model,
+    )
+
+
+ZERO_NVME_MEMORY = zero_nvme_memory(5_000_000)
 
 
 @dataclass(frozen=True)
@@ -171,14 +193,20 @@ SCRIPTS = {
 }
 
 
-def on_disk(key: str, host: str) -> Row:
+def on_disk(key: str, host: str, model: str | None = None) -> Row:
     """PatrickStar with `host` of memory and a disk."""
     return Row(
         key,
         f"PatrickStar, host memory {host} + disk",
         "patrickstar",
         {"memory": {"host": host}, "disk": True},
+        model,
     )
+
+
+def with_model(row: Row, model: str) -> Row:
+    """`row` for another model than its table's."""
+    return dataclasses.replace(row, key=f"{row.key}-{model}", model=model)
 
 
 TABLES = {
@@ -211,5 +239,29 @@ TABLES = {
             ZERO_NVME_SPEED,
             ZERO_NVME_MEMORY,
         ),
+    ),
+    # The largest that each is known to train here, and the next larger one.
+    "capacity": Table(
+        "capacity",
+        "The largest model",
+        "gpt-4b",
+        (
+            with_model(PLAIN, "gpt-1b"),
+            with_model(PLAIN, "gpt-4b"),
+            with_model(ZERO_CPU, "gpt-300m"),
+            with_model(ZERO_CPU, "gpt-1b"),
+            with_model(ZERO_NVME_SPEED, "gpt-300m"),
+            with_model(ZERO_NVME_SPEED, "gpt-1b"),
+            zero_nvme_memory(17_000_000, "gpt-1b"),
+            zero_nvme_memory(41_500_000, "gpt-4b"),
+            with_model(IN_MEMORY, "gpt-1b"),
+            on_disk("patrickstar-disk-gpt-4b", "12GiB", "gpt-4b"),
+        ),
+        kind="capacity",
+        steps=3,
+        warmup=1,
+        time_limit=1800.0,
+        learning_rate=1e-6,
+        repeat=True,
     ),
 }

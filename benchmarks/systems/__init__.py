@@ -11,7 +11,12 @@ from typing import Any, Protocol
 
 import torch
 
-HYPER: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+from benchmarks.job import Job
+
+
+def hyper(job: Job) -> dict[str, Any]:
+    """What AdamW is given, by everybody."""
+    return {"lr": job.learning_rate, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Phases:

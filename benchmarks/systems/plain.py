@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.job import Job
-from benchmarks.systems import HYPER, Phases
+from benchmarks.systems import Phases, hyper
 
 
 class PlainTrainer:
@@ -27,7 +27,7 @@ class PlainTrainer:
         self.parameters = sum(p.numel() for p in self.weights)
         for master in self.masters:
             master.grad = torch.zeros_like(master)
-        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **HYPER)
+        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **hyper(job))
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> float:
         self.phases.start()

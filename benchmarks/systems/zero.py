@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.job import Job
-from benchmarks.systems import HYPER, Phases
+from benchmarks.systems import Phases, hyper
 
 
 def config_of(job: Job) -> dict[str, Any]:
@@ -24,11 +24,12 @@ def config_of(job: Job) -> dict[str, Any]:
     for section in ("offload_param", "offload_optimizer"):
         if zero.get(section, {}).get("device") == "nvme":
             zero[section]["nvme_path"] = job.disk
+    params = {name: list(v) if name == "betas" else v for name, v in hyper(job).items()}
     config = {
         "train_micro_batch_size_per_gpu": job.sequences,
         "gradient_clipping": job.clipping,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {**HYPER, "betas": list(HYPER["betas"])}},
+        "optimizer": {"type": "AdamW", "params": params},
         "zero_optimization": zero,
     }
     if "aio" in job.options:

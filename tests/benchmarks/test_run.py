@@ -91,3 +91,15 @@ def test_rounds_can_be_added_to_results_of_the_same_settings(
     assert len(result["machine"]) == 4
     with pytest.raises(SystemExit, match="other steps or settings"):
         measure_table(TABLES["small"], dataclasses.replace(how, add=True, steps=9))
+
+
+def test_a_process_that_is_killed_says_what_it_held(tmp_path: Path) -> None:
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(NotMeasuredError, match=r"when it held 0\.\d GiB: no memory was left"):
+        run_child([sys.executable, "-c", kill], tmp_path / "log", settings(tmp_path))
+
+
+def test_a_table_can_have_steps_of_its_own(tmp_path: Path) -> None:
+    assert settings(tmp_path).of(TABLES["first"]) == settings(tmp_path)
+    own = settings(tmp_path).of(TABLES["capacity"])
+    assert (own.steps, own.warmup, own.time_limit) == (3, 1, 1800.0)
