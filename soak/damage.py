@@ -90,11 +90,11 @@ def slots(number: int, seed: int, folder: Path) -> str | None:
             if step == at:
                 engine.memory.settle()
                 file = os.open(f"/proc/self/fd/{disk.spool._file}", os.O_RDWR)
-                slot = draw.choice(list(disk.slots.values()))
+                offset, length = draw.choice(draw.choice(list(disk.slots.values())).extents)
                 if draw.random() < 0.3:
-                    os.ftruncate(file, slot.offset + slot.nbytes // 2)
+                    os.ftruncate(file, offset + length // 2)
                 else:
-                    place = slot.offset + draw.randrange(slot.nbytes)
+                    place = offset + draw.randrange(length)
                     (old,) = os.pread(file, 1, place)
                     os.pwrite(file, bytes([old ^ 0x40]), place)
                 os.close(file)

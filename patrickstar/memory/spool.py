@@ -7,8 +7,9 @@ too small is found before the run and not in the middle of it. I/O is direct whe
 allows it (the data is ours alone, read once and soon overwritten: a page cache would only double
 it), in blocks, and every short read or write is either continued or reported.
 
-Space that a slot gives back joins what is free beside it, so that a run whose chunks change size
-(construction, then training) does not need the disk twice.
+A slot may lie in several stretches of the file (`extents`), so the file is never longer than what
+was preallocated or the most that was in use at once, whatever sizes come and go: a budget that
+counts bytes is kept. Slots of one size, the usual case, are one stretch each.
 
 A checksum of every slot is kept in memory and compared when the slot is read, so that a disk that
 returns other bytes than it was given is found out, and nobody computes with them. It is a sum at
@@ -24,14 +25,14 @@ import os
 import tempfile
 import time
 import weakref
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from patrickstar.errors import SpoolError
+from patrickstar.memory.extents import Extent, FreeExtents
 from patrickstar.memory.sizes import format_bytes
 
 _ALIGN = 4096  # what direct I/O asks of offsets, lengths and addresses on today's disks
@@ -43,10 +44,18 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the spool file: `nbytes` bytes from byte `offset` on."""
+    """A place in the spool file: one stretch of it or several, in order."""
 
-    offset: int
-    nbytes: int
+    extents: tuple[Extent, ...]
+
+    @property
+    def offset(self) -> int:
+        """Where it begins; no other slot begins there."""
+        return self.extents[0][0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(length for _, length in self.extents)
 
 
 class Spool:
@@ -62,9 +71,7 @@ class Spool:
         self.path = Path(path)
         self.capacity = capacity
         self.direct = False
-        self._free: list[tuple[int, int]] = []  # offset and length, in order, never adjacent
-        self._end = 0  # of the space that is preallocated
-        self._used = 0  # the end of the last slot
+        self._space = FreeExtents()  # of what is preallocated
         self._sums: dict[int, int] | None = {} if verify else None
         self._file = self._open()
         # The file's space is free when nobody has it open: also when nobody closed it.
@@ -144,53 +151,28 @@ class Spool:
         except SpoolError:
             if least is None:
                 raise
-            there = self._end + self._free_on_disk() * 19 // 20
+            there = self._space.end + self._free_on_disk() * 19 // 20
             if self.capacity is not None:
                 there = min(there, self.capacity)
-            self._grow(max(least, min(there, nbytes)) // _ALIGN * _ALIGN)
-        return self._end
+            self._grow(max(_up(least), min(there, nbytes) // _ALIGN * _ALIGN))
+        return self._space.end
 
     def allocate(self, nbytes: int) -> Slot:
         """A slot of at least `nbytes` bytes."""
-        nbytes = -(-nbytes // _ALIGN) * _ALIGN
-        # The tightest fit; a slot of the same size, usually.
-        fitting = [(length, offset) for offset, length in self._free if length >= nbytes]
-        if fitting:
-            length, offset = min(fitting)
-            self._free.remove((offset, length))
-            if length > nbytes:
-                insort(self._free, (offset + nbytes, length - nbytes))
-            return Slot(offset, nbytes)
-        offset = self._used
-        if self._free and sum(self._free[-1]) == self._used:
-            offset = self._free[-1][0]  # what is free at the end needs only the rest
-        self._grow(offset + nbytes)
-        if offset < self._used:
-            self._free.pop()
-        self._used = offset + nbytes
-        return Slot(offset, nbytes)
+        nbytes = _up(nbytes)
+        if nbytes > self._space.nbytes:
+            self._grow(self._space.end + nbytes - self._space.nbytes)
+        return Slot(self._space.take(nbytes))
 
     def free(self, slot: Slot) -> None:
         """Give a slot back."""
         if self._sums is not None:
             self._sums.pop(slot.offset, None)
-        insort(self._free, (slot.offset, slot.nbytes))
-        place = self._free.index((slot.offset, slot.nbytes))
-        start, length = self._free[place]
-        if place + 1 < len(self._free) and self._free[place + 1][0] == start + length:
-            length += self._free.pop(place + 1)[1]
-        if place and sum(self._free[place - 1]) == start:
-            start, length = self._free[place - 1][0], self._free.pop(place - 1)[1] + length
-            place -= 1
-        self._free[place] = (start, length)
+        self._space.give_back(slot.extents)
 
     def mend(self, slots: Sequence[Slot]) -> None:
         """A change may have ended early: `slots` are in use, and nothing else is."""
-        self._free, self._used = [], 0
-        for slot in sorted(slots, key=lambda slot: slot.offset):
-            if slot.offset > self._used:
-                self._free.append((self._used, slot.offset - self._used))
-            self._used = slot.offset + slot.nbytes
+        self._space.mend(extent for slot in slots for extent in slot.extents)
         if self._sums is not None:
             kept = {slot.offset for slot in slots}
             self._sums = {offset: value for offset, value in self._sums.items() if offset in kept}
@@ -214,14 +196,22 @@ class Spool:
         self._end_of_life()
         self._file = -1
 
-    def _transfer(self, slot: Slot, data: memoryview, call: object, what: str) -> None:
+    def _transfer(self, slot: Slot, data: memoryview, call: Callable[..., int], what: str) -> None:
         assert data.nbytes <= slot.nbytes, "data is longer than its slot"
-        assert callable(call)
+        start = 0
+        for offset, length in slot.extents:
+            part = data[start : start + length]
+            self._transfer_part(slot, part, offset, call, what)
+            start += part.nbytes
+
+    def _transfer_part(
+        self, slot: Slot, data: memoryview, offset: int, call: Callable[..., int], what: str
+    ) -> None:
         done = 0
         while done < data.nbytes:
             block = data[done : done + _BLOCK]
             try:
-                count = call(self._file, [block], slot.offset + done)
+                count = call(self._file, [block], offset + done)
             except OSError as error:
                 raise self._failure(what, slot, error.errno or errno.EIO) from error
             if done + count == data.nbytes:
@@ -242,7 +232,7 @@ class Spool:
         )
 
     def _grow(self, end: int) -> None:
-        if end <= self._end:
+        if end <= self._space.end:
             return
         if self.capacity is not None and end > self.capacity:
             raise SpoolError(
@@ -253,14 +243,16 @@ class Spool:
         try:
             self._extend(end)
         except OSError as error:
+            with contextlib.suppress(OSError):  # what a disk gave of it before it was full
+                os.ftruncate(self._file, self._space.end)
             free = self._free_on_disk()
             raise SpoolError(
                 error.errno or errno.ENOSPC,
                 f"the disk under {str(self.path)!r} is too small: the spool file needs "
-                f"{format_bytes(end)}, {format_bytes(free + self._end)} are free. "
+                f"{format_bytes(end)}, {format_bytes(free + self._space.end)} are free. "
                 "Free some space or put patrickstar.memory.disk.path on another disk",
             ) from error
-        self._end = end
+        self._space.grow(end)
 
     def _free_on_disk(self) -> int:
         try:
@@ -272,12 +264,16 @@ class Spool:
     def _extend(self, end: int) -> None:
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(self._file, self._end, end - self._end)
+                os.posix_fallocate(self._file, self._space.end, end - self._space.end)
                 return
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise
         os.ftruncate(self._file, end)  # a file system that cannot promise space
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 def _takes_direct_io(file: int) -> bool:

@@ -13,13 +13,10 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from patrickstar.errors import PatrickStarError, SpoolError
 from patrickstar.memory.spool import Slot, Spool
@@ -134,7 +131,7 @@ def test_a_disk_that_is_too_small_is_named_with_the_need(
     with pytest.raises(SpoolError):
         spool.allocate(PAGE)
     monkeypatch.undo()
-    assert spool.allocate(PAGE) == Slot(0, PAGE), "a refusal changes nothing"
+    assert spool.allocate(PAGE) == Slot(((0, PAGE),)), "a refusal changes nothing"
     spool.close()
 
 
@@ -151,7 +148,16 @@ def test_the_capacity_is_kept(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match=r"disk budget of 16\.00 KiB is too small: 20\.00 KiB"):
         spool.allocate(PAGE)
     spool.free(slots[0])
-    assert spool.allocate(PAGE) == Slot(0, PAGE)
+    assert spool.allocate(PAGE) == Slot(((0, PAGE),))
+    spool.close()
+
+
+def test_what_fits_the_capacity_by_its_bytes_fits_whatever_lies_between(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, capacity=6 * PAGE)
+    slots = [spool.allocate(count * PAGE) for count in (1, 1, 2, 1)]
+    spool.free(slots[0])
+    spool.free(slots[2])
+    assert spool.allocate(4 * PAGE).nbytes == 4 * PAGE, "1, 2 and 1 in three places"
     spool.close()
 
 
@@ -163,28 +169,48 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert str(file) in str(caught.value)
 
 
-@given(st.lists(st.one_of(st.integers(1, 5), st.integers(-20, -1)), max_size=60))
-@settings(deadline=None)
-def test_slots_never_overlap_and_free_space_is_joined(steps: list[int]) -> None:
-    spool = Spool(tempfile.gettempdir())
-    slots: list[Slot] = []
-    most = 0
-    for step in steps:
-        if step > 0:
-            slots.append(spool.allocate(step * PAGE))
-        elif slots:
-            spool.free(slots.pop(-step % len(slots)))
-        taken = sorted((s.offset, s.offset + s.nbytes) for s in slots)
-        assert all(a[1] <= b[0] for a, b in pairwise(taken))
-        free = spool._free
-        assert all(a[0] + a[1] < b[0] for a, b in pairwise(free))
-        assert sum(s.nbytes for s in slots) + sum(n for _, n in free) == spool._used
-        most = max(most, sum(s.nbytes for s in slots))
-    for slot in slots:
+def test_a_slot_in_several_stretches_of_the_file_holds_what_was_written(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.preallocate(10 * PAGE)
+    slots = [spool.allocate(count * PAGE) for count in (2, 1, 3, 1, 2, 1)]
+    for number, slot in enumerate(slots):
+        spool.write(slot, pages(slot.nbytes // PAGE, number))
+    for slot in slots[::2]:
         spool.free(slot)
-    assert spool._free == ([(0, spool._used)] if spool._used else [])
-    if spool._used:
-        assert spool.allocate(spool._used).offset == 0, "one large slot fits where small ones were"
+    split = spool.allocate(6 * PAGE)
+    assert len(split.extents) == 3
+    assert split.nbytes == 6 * PAGE
+    assert os.fstat(spool._file).st_size == 10 * PAGE
+    data = pages(6)
+    data[:] = bytes(i // PAGE + 100 for i in range(6 * PAGE))
+    spool.write(split, data)
+    back = pages(6)
+    spool.read(split, back)
+    assert back == data
+    for number in (1, 3, 5):
+        spool.read(slots[number], back[:PAGE])
+        assert set(bytes(back[:PAGE])) == {number}, "nobody else's bytes are touched"
+    assert os.pwritev(spool._file, [pages(1)], split.extents[2][0]) == PAGE
+    with pytest.raises(SpoolError, match="not the bytes that were written there"):
+        spool.read(split, back)
+    spool.close()
+
+
+def test_what_a_disk_gave_before_it_was_full_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.posix_fallocate
+
+    def half(file: int, offset: int, length: int) -> None:
+        real(file, offset, length // 2)  # as ext4 does
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spool = Spool(tmp_path)
+    spool.preallocate(PAGE)
+    monkeypatch.setattr(os, "posix_fallocate", half)
+    with pytest.raises(SpoolError):
+        spool.preallocate(1 << 20)
+    assert os.fstat(spool._file).st_blocks * 512 == PAGE
     spool.close()
 
 
