@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check install
+TRAINS := $(VENV)/.trains
 STAMP  := $(VENV)/.installed
 
 .PHONY: setup train test lint bench soak docs clean
@@ -13,12 +15,21 @@ setup: $(STAMP)
 # CPU build of it by itself, PIP_EXTRA_INDEX_URL can name an index that has one.
 CPU_TORCH ?= torch==2.13.0
 
-$(STAMP): pyproject.toml
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || command -v nvidia-smi >/dev/null || \
-		$(BIN)/pip install --quiet $(CPU_TORCH)
-	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch $(STAMP)
+# What training, planning and the page of a run need.
+$(TRAINS): pyproject.toml
+	@test -d $(VENV) || { echo "Making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c "import torch" 2>/dev/null || command -v nvidia-smi >/dev/null || \
+		{ echo "Installing PyTorch for CPUs into $(VENV): the largest part, some minutes"; \
+		$(PIP) $(CPU_TORCH); }
+	@echo "Installing PatrickStar and what it needs into $(VENV)"
+	@$(PIP) --editable ".[report]"
+	@touch $(TRAINS)
+
+# What the tests need besides.
+$(STAMP): $(TRAINS)
+	@echo "Installing what the tests need into $(VENV): some minutes"
+	@$(PIP) --editable ".[dev]"
+	@touch $(STAMP)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -31,7 +42,7 @@ test: setup lint
 
 # 25M parameters have 389 MiB of state in bf16 (16 bytes each, gradients included); the host gets
 # less than half of that, and the rest goes to a file that vanishes with the run.
-train: setup
+train: $(TRAINS)
 	$(BIN)/patrickstar train --model gpt-25m --steps 60 --batch-size 2 --learning-rate 1e-3 \
 		--host-memory 192MiB --disk runs/spool --metrics runs/train.jsonl
 

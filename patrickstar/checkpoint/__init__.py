@@ -7,6 +7,7 @@ from patrickstar.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from patrickstar.checkpoint.folder import has_latest
+from patrickstar.checkpoint.nearest import misused, nothing_there
 from patrickstar.checkpoint.paths import check_name
 from patrickstar.checkpoint.plain import decode, encode
 from patrickstar.checkpoint.rng import rng_state, set_rng_state
@@ -23,6 +24,8 @@ __all__ = [
     "decode",
     "encode",
     "has_latest",
+    "misused",
+    "nothing_there",
     "open_checkpoint",
     "open_weights",
     "publish_weights",

@@ -125,7 +125,7 @@ def find(folder: Path, tag: str | None) -> Path:
     for path in (folder / tag, folder / f".{tag}.replaced"):
         if path.is_dir():
             return path
-    there = ", ".join(sorted(p.name for p in _complete(folder))) or "none"
+    there = ", ".join(sorted(p.name for p in complete(folder))) or "none"
     raise CheckpointError(
         f"there is no checkpoint {tag!r} in {str(folder)!r}; there are: {there[:500]}"
     )
@@ -135,7 +135,7 @@ def read_latest(folder: Path) -> str:
     """The tag in `latest`."""
     path = folder / LATEST
     if not path.exists():
-        there = ", ".join(sorted(p.name for p in _complete(folder))) or "none"
+        there = ", ".join(sorted(p.name for p in complete(folder))) or "none"
         raise CheckpointError(
             f"there is no file 'latest' in {str(folder)!r}, so it says no newest checkpoint; "
             f"name one by its tag. There are: {there[:500]}"
@@ -146,7 +146,7 @@ def read_latest(folder: Path) -> str:
 
 def next_sequence(folder: Path) -> int:
     """A number larger than that of every checkpoint in `folder`."""
-    return 1 + max((_sequence(path) for path in _complete(folder)), default=0)
+    return 1 + max((_sequence(path) for path in complete(folder)), default=0)
 
 
 def _make_folder(folder: Path) -> None:
@@ -157,7 +157,8 @@ def _make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _complete(folder: Path) -> list[Path]:
+def complete(folder: Path) -> list[Path]:
+    """The complete checkpoints in `folder`; none where it cannot be read."""
     try:
         entries = list(folder.iterdir())
     except OSError:
@@ -181,7 +182,7 @@ def _remove_old(folder: Path, tag: str, keep: int) -> None:
 
     A failure is no reason to call the save failed, which is complete; the next save tries again.
     """
-    ours = [(_sequence(path), path) for path in _complete(folder) if path.name != tag]
+    ours = [(_sequence(path), path) for path in complete(folder) if path.name != tag]
     ours = sorted((entry for entry in ours if entry[0]), key=lambda entry: entry[0])
     for _, path in ours[: max(0, len(ours) - (keep - 1))]:
         with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from patrickstar.memory.sizes import format_bytes
+from patrickstar.memory.sizes import format_bytes, size_at_least
 from patrickstar.planning.parallel import DataParallel
 from patrickstar.planning.plan import RunPlan
 
@@ -73,7 +73,9 @@ def _tiers(found: RunPlan) -> Table:
     for name, tier in found.tiers.items():
         budget = "-" if tier.budget is None else format_bytes(tier.budget)
         lacks = "" if tier.fits else "  (too small)"
-        table.add_row(name, budget + lacks, format_bytes(tier.smallest), format_bytes(tier.peak))
+        # Rounded up, so that the number that is read here is a budget that works.
+        smallest = size_at_least(tier.smallest)
+        table.add_row(name, budget + lacks, smallest, format_bytes(tier.peak))
     return table
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from patrickstar.checkpoint import nothing_there
 from patrickstar.comm import Communicator
 from patrickstar.engine.agreement import What
 from patrickstar.engine.closing import hand_back
@@ -418,19 +419,17 @@ class Engine(DeepSpeedNames, nn.Module):
 
         Returns:
             the checkpoint's folder, and the `client_state` it was saved with; None and {} if no tag
-            is given and `load_dir` has no latest checkpoint.
+            is given and `load_dir` has no checkpoint. A warning says so then, and where the nearest
+            one is.
 
         Raises:
-            CheckpointError: it is missing, damaged, or does not fit this run.
+            CheckpointError: it is missing, damaged, or does not fit this run; or no tag is given,
+                and `load_dir` is a checkpoint itself or has some but no latest one.
         """
         self.wait_for_checkpoint()
         self.memory.do_due()
         if tag is None and not is_there(self.ranks, Path(load_dir)):
-            warnings.warn(
-                f"there is no file 'latest' in {str(load_dir)!r}: nothing is loaded, and training "
-                "starts anew",
-                stacklevel=2,
-            )
+            warnings.warn(nothing_there(Path(load_dir)), stacklevel=2)
             return None, {}
         what = What(
             optimizer=load_optimizer_states and not load_module_only,

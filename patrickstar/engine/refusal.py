@@ -25,7 +25,8 @@ from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import update_uses
 from patrickstar.errors import BudgetError
-from patrickstar.memory import DiskTier, Moment, Trace, format_budget, format_bytes, make_plan
+from patrickstar.memory import DiskTier, Moment, Trace, format_budget, make_plan
+from patrickstar.memory.sizes import size_at_least
 
 
 def shapes_of(inputs: Any) -> Any:
@@ -101,7 +102,7 @@ def with_smallest(
         more = with_margin(error.smallest + error.smallest // 4)  # so that few tries are enough
         return BudgetError(
             f"the {error.tier} budget of {format_budget(error.budget)} is too small for this model "
-            f"on these inputs. It takes at least {format_bytes(more)} ({more} bytes); what comes "
+            f"on these inputs. It takes at least {size_at_least(more)} ({more} bytes); what comes "
             "after this point depends on the data of this model and is not known",
             tier=error.tier,
             budget=error.budget,
@@ -185,7 +186,7 @@ def _need(state: ModelState, trace: Trace, tier: int, *, disk: bool) -> int:
 def _too_small(tier: str, budget: int, smallest: int) -> BudgetError:
     return BudgetError(
         f"the {tier} budget of {format_budget(budget)} is too small for this model on "
-        f"these inputs. The smallest that works is {format_bytes(smallest)} ({smallest} bytes). "
+        f"these inputs. The smallest that works is {size_at_least(smallest)} ({smallest} bytes). "
         "Less would do with activation checkpointing, a smaller micro-batch, or a smaller "
         "patrickstar.chunk_size",
         tier=tier,

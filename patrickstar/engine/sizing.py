@@ -18,6 +18,7 @@ from patrickstar.engine.on_paper import managed_on_paper
 from patrickstar.engine.state import ModelState, StateSpecification, in_pieces
 from patrickstar.errors import BudgetError
 from patrickstar.memory import format_budget, format_bytes
+from patrickstar.memory.sizes import size_at_least
 
 if TYPE_CHECKING:
     from patrickstar.engine.initialize import RunSettings
@@ -117,7 +118,7 @@ def refused_to_build(
     pieces = "" if module is None else _in_smaller_pieces(module, error.budget)
     return BudgetError(
         f"the {error.tier} budget of {format_budget(error.budget)} is too small to build this "
-        f"model: it takes at least {format_bytes(more)} ({more} bytes), plus room for "
+        f"model: it takes at least {size_at_least(more)} ({more} bytes), plus room for "
         f"activations{pieces}",
         tier=error.tier,
         budget=error.budget,
@@ -143,7 +144,7 @@ def refuse_what_cannot_fit(
         raise BudgetError(
             f"the {name} budget of {format_budget(budget)} is too small for this model: {largest} "
             f"{format_bytes(need)} at once. The smallest budget that works is "
-            f"{format_bytes(named)} ({named} bytes) plus room for activations; "
+            f"{size_at_least(named)} ({named} bytes) plus room for activations; "
             f"or set patrickstar.chunk_size lower{_in_smaller_pieces(module, budget)}",
             tier=name,
             budget=budget,

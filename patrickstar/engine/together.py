@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from patrickstar.checkpoint import Checkpoint, has_latest, open_checkpoint
+from patrickstar.checkpoint import Checkpoint, has_latest, misused, open_checkpoint
 from patrickstar.checkpoint.tensor_file import TensorSource
 from patrickstar.engine.ranks import Ranks
 from patrickstar.errors import CheckpointError
@@ -135,6 +135,16 @@ def open_together(ranks: Ranks | None, folder: Path, tag: str | None) -> Checkpo
 
 
 def is_there(ranks: Ranks | None, folder: Path) -> bool:
-    """Whether some rank finds a latest checkpoint in `folder`; called on all ranks."""
+    """Whether some rank finds a latest checkpoint in `folder`; called on all ranks.
+
+    Raises:
+        CheckpointError: on all ranks, if none does and on some there are checkpoints all the same.
+    """
     found = has_latest(folder)
-    return found if ranks is None else ranks.anywhere([found])[0]
+    why = None if found else misused(folder)
+    anywhere, missed = (found, why is not None)
+    if ranks is not None:
+        anywhere, missed = ranks.anywhere([anywhere, missed])
+    if missed and not anywhere:
+        raise CheckpointError(why or f"another rank finds {str(folder)!r} without a latest one")
+    return anywhere

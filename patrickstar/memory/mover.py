@@ -18,7 +18,7 @@ from patrickstar.memory.observer import Why
 from patrickstar.memory.planner import Action
 from patrickstar.memory.policy import Candidate, Policy
 from patrickstar.memory.residency import Residency
-from patrickstar.memory.sizes import format_budget, format_bytes
+from patrickstar.memory.sizes import format_budget, format_bytes, size_at_least
 from patrickstar.memory.trace import Use
 
 
@@ -283,7 +283,7 @@ class Mover:
         return BudgetError(
             f"the {account.name} budget of {format_budget(account.capacity)} is too small: {what} "
             f"{format_bytes(nbytes)} while {format_bytes(account.in_use)} cannot leave. "
-            f"The smallest budget that gets past this point is {format_bytes(smallest)} "
+            f"The smallest budget that gets past this point is {size_at_least(smallest)} "
             f"({smallest} bytes)",
             tier=account.name,
             budget=account.capacity,

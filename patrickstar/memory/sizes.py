@@ -1,7 +1,7 @@
 """Byte sizes as people write them.
 
-`"1.5GiB"` is binary, `"1.5GB"` decimal, a bare number is bytes. Anything else is refused with the
-value named, since a budget that was misread is a budget that will be broken.
+`"1.5GiB"` is binary, `"1.5GB"` decimal, a bare number is bytes, and then a whole one. Anything else
+is refused with the value named, since a budget that was misread is a budget that will be broken.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ def parse_bytes(size: int | float | str) -> int:
         size: a number of bytes, or a string such as `"8GiB"`, `"500MB"`, `"1.5 GiB"` or `"4096"`.
 
     Raises:
-        ConfigError: the string is no size, the unit is unknown, or the size is negative.
+        ConfigError: the string is no size, the unit is unknown or left out where only one can make
+            it a size, or the size is negative.
     """
     if isinstance(size, bool) or not isinstance(size, int | float | str):
         raise ConfigError(f"{size!r} is not a size; write bytes or a string such as '1.5GiB'")
     if isinstance(size, int | float):
         if size < 0 or size != size or size == float("inf"):
             raise ConfigError(f"a size cannot be {size}; write bytes or a string such as '1.5GiB'")
+        if size != int(size):
+            raise _without_unit(str(size))
         return int(size)
     match = _SIZE.fullmatch(size)
     if match is None:
@@ -49,7 +52,16 @@ def parse_bytes(size: int | float | str) -> int:
         raise ConfigError(
             f"{size!r} has the unknown unit {unit!r}; use B, KiB, MiB, GiB, TiB or KB, MB, GB, TB"
         )
+    if factor == 1 and float(number) != int(float(number)):
+        raise _without_unit(number)
     return int(float(number) * factor) if "." in number else int(number) * factor
+
+
+def _without_unit(number: str) -> ConfigError:
+    return ConfigError(
+        f"{number!r} without a unit is that many bytes, which is no size; name the unit: "
+        f"'{number}GiB', '{number}MiB' or '{number}KiB'"
+    )
 
 
 def format_bytes(size: int) -> str:

@@ -30,12 +30,17 @@ def test_a_size_is_read(text: str | int | float, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "1,5GiB", "-1", "1e9", "1 G iB", -1, float("nan"), True]
+    "text", ["", "GiB", "1,5GiB", "-1", "1e9", "1 G iB", -1, float("nan"), True, "1.5", 1.5]
 )
 def test_what_is_no_size_is_refused_by_name(text: object) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_bytes(text)  # type: ignore[arg-type]
     assert str(text) in str(caught.value)
+
+
+def test_a_part_of_a_byte_is_asked_for_its_unit() -> None:
+    with pytest.raises(ConfigError, match=r"'1\.5' without a unit .* '1\.5GiB'"):
+        parse_bytes("1.5")
 
 
 def test_an_unknown_unit_is_named_with_those_there_are() -> None:
