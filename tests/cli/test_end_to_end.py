@@ -1,4 +1,4 @@
-"""The command line with the real engine, in processes of their own as a person starts them."""
+"""The command line with the real engine; once in a process of its own, as a person starts it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
+from typer.testing import CliRunner
 
+from patrickstar.cli import app
 from patrickstar.memory.sizes import parse_bytes
 from patrickstar.models import GPT, preset
 
@@ -25,18 +28,22 @@ def state_bytes(model: str) -> int:
         return 16 * sum(p.numel() for p in GPT(preset(model)).parameters())
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "patrickstar", "train", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
 
 def metrics_of(file: Path, *arguments: object) -> list[dict[str, Any]]:
     result = run(*SMALL, "--metrics", file, *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """A run without a budget, started by a person."""
+    file = tmp_path_factory.mktemp("free") / "metrics.jsonl"
+    command = [sys.executable, "-m", "patrickstar", "train", *SMALL, "--metrics", str(file)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -45,10 +52,11 @@ def highest(lines: list[dict[str, Any]]) -> int:
     return max(line["peak_bytes"]["host"] for line in lines)
 
 
-def test_a_budget_below_the_state_is_kept_and_changes_no_loss(tmp_path: Path) -> None:
+def test_a_budget_below_the_state_is_kept_and_changes_no_loss(
+    free: list[dict[str, Any]], tmp_path: Path
+) -> None:
     budget = 8 << 20
     assert budget < state_bytes("gpt-tiny")
-    free = metrics_of(tmp_path / "free.jsonl")
     spool = tmp_path / "spool"
     tight = metrics_of(tmp_path / "tight.jsonl", "--host-memory", budget, "--disk", spool)
     assert [line["loss"] for line in tight] == [line["loss"] for line in free]
@@ -59,8 +67,9 @@ def test_a_budget_below_the_state_is_kept_and_changes_no_loss(tmp_path: Path) ->
     assert list(spool.iterdir()) == []
 
 
-def test_a_device_budget_makes_a_third_tier_with_the_same_losses(tmp_path: Path) -> None:
-    free = metrics_of(tmp_path / "free.jsonl")
+def test_a_device_budget_makes_a_third_tier_with_the_same_losses(
+    free: list[dict[str, Any]], tmp_path: Path
+) -> None:
     three = metrics_of(
         tmp_path / "three.jsonl",
         *("--device-memory", "6MiB", "--host-memory", "8MiB", "--disk", tmp_path / "spool"),
@@ -71,11 +80,10 @@ def test_a_device_budget_makes_a_third_tier_with_the_same_losses(tmp_path: Path)
 
 
 def test_checkpointing_activations_needs_less_memory_for_the_same_loss(tmp_path: Path) -> None:
+    many = ("--batch-size", 16, "--steps", 2)
     # Enough tokens for activations to outweigh the model's state.
-    kept = metrics_of(tmp_path / "kept.jsonl", "--batch-size", 16)
-    recomputed = metrics_of(
-        tmp_path / "recomputed.jsonl", "--batch-size", 16, "--checkpoint-activations"
-    )
+    kept = metrics_of(tmp_path / "kept.jsonl", *many)
+    recomputed = metrics_of(tmp_path / "recomputed.jsonl", *many, "--checkpoint-activations")
     assert [line["loss"] for line in recomputed] == [line["loss"] for line in kept]
     assert highest(recomputed) < 0.8 * highest(kept)
 
@@ -83,12 +91,12 @@ def test_checkpointing_activations_needs_less_memory_for_the_same_loss(tmp_path:
 def test_a_budget_that_cannot_work_is_refused_with_one_that_does(tmp_path: Path) -> None:
     disk = ("--disk", tmp_path / "spool")
     refused = run(*SMALL, "--host-memory", "100KiB", *disk)
-    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert refused.exit_code == 1 and "Traceback" not in refused.stderr
     found = re.search(r"--host-memory (\S+)", refused.stderr)
     assert found, refused.stderr
     for _ in range(5):  # what a first answer leaves out, a later one adds
         again = run(*SMALL, "--host-memory", found[1], *disk)
-        if again.returncode == 0:
+        if again.exit_code == 0:
             return
         found = re.search(r"--host-memory (\S+)", again.stderr)
         assert found, again.stderr
@@ -99,7 +107,7 @@ def test_a_misspelt_key_of_the_config_is_a_usage_error(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"patrickstar": {"memory": {"hots": "1GiB"}}}))
     result = run(*SMALL, "--config", config)
-    assert result.returncode == 2
+    assert result.exit_code == 2
     assert "hots" in result.stderr and "host" in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -113,7 +121,7 @@ def test_a_hugging_face_config_trains(tmp_path: Path) -> None:
         )
     )
     result = run("--hf-config", config, "--steps", 3, "--sequence-length", 32)
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert "3 steps in" in result.stdout
 
 
