@@ -34,6 +34,7 @@ from patrickstar.engine.contents import (
     members,
     other_tensors,
 )
+from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.together import open_together
 from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, Use
@@ -70,7 +71,7 @@ def resume(
     training.gradients.clear()
     if training.state.sharding is not None:
         training.state.sharding.settle()
-    with _half_done(checkpoint):
+    with _half_done(checkpoint, training.state.ranks):
         for aligned in training.state.aligned:
             here = [places[slot.index] for slot in aligned.slots]
             _load_chunks(training, checkpoint, aligned, here)
@@ -96,11 +97,13 @@ def resume(
 
 
 @contextmanager
-def _half_done(checkpoint: Checkpoint) -> Iterator[None]:
-    """An error inside says that the run has been changed in part."""
+def _half_done(checkpoint: Checkpoint, ranks: Ranks | None) -> Iterator[None]:
+    """An error inside says that the run has been changed in part; other ranks learn of it."""
     try:
         yield
     except CheckpointError as error:
+        if ranks is not None:
+            ranks.comm.stumbled(error)
         raise CheckpointError(
             f"{error}. The state of this run has been replaced in part by that of "
             f"{str(checkpoint.path)!r}: load a complete checkpoint before training goes on"
@@ -122,7 +125,7 @@ def _load_chunks(
     for chunk in (aligned.parameter, aligned.master):
         if chunk is not None:
             sources = [_best_source(checkpoint, place.member.name, chunk) for place in places]
-            _fill(training, chunk, places, sources)
+            _fill(training, chunk, aligned.name, places, sources)
     with _PLAIN():
         torch.autograd.graph.increment_version([slot.parameter for slot in aligned.slots])
 
@@ -143,7 +146,7 @@ def _load_progress(
                 (checkpoint.optimizer, f"{name}/{p.member.name}") if p.progress.started else None
                 for p in places
             ]
-            _fill(training, chunk, places, sources, initial.get(name, 0.0))
+            _fill(training, chunk, aligned.name, places, sources, initial.get(name, 0.0))
     for place in places:
         place.part.slot.step = place.progress.step
         if place.progress.gradient:
@@ -156,26 +159,36 @@ def _load_progress(
 def _fill(
     training: Training,
     chunk: Chunk,
+    name: str,
     places: list[_Place],
     sources: list[tuple[TensorSet, str] | None],
     initial: float | None = None,
 ) -> None:
     """Read a chunk's tensors from their sources; where there is none, it keeps what it has.
 
+    Of a chunk that every rank has whole, each rank reads its part, and gets the others' from them.
     No view of the chunk outlives this: one would keep it from leaving.
     """
     manager, tier = training.state.manager, training.state.update_tier
-    own, start = chunk, 0
-    if training.state.sharding is not None and training.state.sharding.is_sharded(chunk):
-        halves = training.state.sharding.of(chunk)
+    ranks, sharding = training.state.ranks, training.state.sharding
+    own, start, part, is_whole = chunk, 0, slice(None), False
+    if sharding is not None and sharding.is_sharded(chunk):
+        halves = sharding.of(chunk)
         own, start = halves.own, halves.start
+    elif ranks is not None and any(source is not None for source in sources):
+        start, stop = ranks.own(chunk.numel)
+        part, is_whole = slice(start, stop), True
     with manager.use([Use(own.id, Access.UPDATE, tier)]), torch.no_grad():
         flat = manager.tensor(own, tier)
         if initial is not None:
             flat.fill_(initial)
         for place, source in zip(places, sources, strict=True):
             if source is not None:
-                _read(place, source, flat, start)
+                _read(place, source, flat[part], start)
+    if is_whole:
+        assert ranks is not None
+        with manager.use([Use(chunk.id, Access.UPDATE)]), torch.no_grad():
+            ranks.gather(f"{chunk.kind} {name}", manager.tensor(chunk)).wait()
 
 
 def _read(place: _Place, source: tuple[TensorSet, str], flat: torch.Tensor, start: int) -> None:
@@ -189,7 +202,8 @@ def _read(place: _Place, source: tuple[TensorSet, str], flat: torch.Tensor, star
     if low >= high:
         return
     if high - low == slot.numel:
-        view = view_of(flat, low - start, slot.shape, slot.stride)
+        where = int(flat.storage_offset()) + low - start
+        view = view_of(flat, where, slot.shape, slot.stride)
         tensors.read_into(key, view, place.part.first)
         return
     here = flat[low - start : high - start]
