@@ -154,6 +154,17 @@ def checkpointed(
     return provider, [batch(seed) for seed in range(STEPS)]
 
 
+def share(name: str, checkpointing: str | None) -> tuple[list[float], type[Lru] | type[Fifo]]:
+    """Budgets over the smallest, and the policy beside the plan, that a pair of these runs with.
+
+    Every model has all of them over its three runs, and every way of checkpointing over the models.
+    The whole product is the slow test below.
+    """
+    model, way = list(MODELS).index(name), CHECKPOINTING.index(checkpointing)
+    others = [[1.15, 1.4], [2.0], [3.0]]
+    return [1.0, *others[(model + way) % 3]], (Lru, Fifo)[(model + way) % 2]
+
+
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
@@ -164,18 +175,18 @@ def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
     run_engine(provider, batches, settings()).assert_same(expected)
     chunk = 4096
     smallest = smallest_budget(provider, batches, tmp_path, chunk=chunk)
-    for factor in (1.0, 1.15, 1.4, 2.0, 3.0):
+    factors, policy = share(name, checkpointing)
+    for factor in factors:
         how = settings(host=int(smallest * factor), disk=tmp_path, chunk=chunk)
         # Gradients are looked at once only, since looking disturbs the plan.
-        got = run_engine(provider, batches, how, keep_gradients=factor == 2.0)
-        if factor != 2.0:
+        got = run_engine(provider, batches, how, keep_gradients=factor == factors[-1])
+        if factor != factors[-1]:
             got.gradients = expected.gradients
         got.assert_same(expected)
-    for policy in (Lru(), Fifo()):
-        how = settings(
-            host=int(smallest * 1.5), disk=tmp_path, chunk=chunk, policy=policy, plan=False
-        )
-        run_engine(provider, batches, how).assert_same(expected)
+    how = settings(
+        host=int(smallest * 1.5), disk=tmp_path, chunk=chunk, policy=policy(), plan=False
+    )
+    run_engine(provider, batches, how).assert_same(expected)
 
 
 @pytest.mark.slow
