@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from patrickstar.errors import CheckpointError
 from soak.models import Spec
 from soak.tally import Tally
 from soak.training import config_for, fingerprint, one_step, start, warm_up
+from soak.watched import run_all
 
 MICRO_STEPS = 12
 LONGEST_CHAIN = 6
@@ -122,49 +123,69 @@ def judge(folder: Path, spool: Path) -> str | None:
     return None
 
 
+def chain(name: str, kills: int, place: Path) -> dict[str, Any]:
+    """A run that is killed up to `kills` times and then goes to its end; a tally as JSON."""
+    tally, draw = Tally(name), random.Random(name)
+    spool, runs, answer = place / "spool", place / "runs", place / "answer.json"
+    spool.mkdir(parents=True)
+    spec = Spec("layers", draw.choice([32, 96]), 3, 4, 8, draw.choice(["", "tied", "frozen"]))
+    free = config_for("AdamW", draw.choice(["fp32", "bf16"]), draw.choice([1, 2]), 0.5)
+    config = json.loads(json.dumps(free))
+    config["patrickstar"] |= {
+        "chunk_size": 4000,
+        "memory": {
+            "host": draw.choice([1 << 19, 1 << 20]) * spec.width // 32,
+            "disk": {"path": str(spool)},
+        },
+    }
+    before = time.monotonic()
+    expected = train(spec, free, None)
+    longest = 3 * (time.monotonic() - before) + 0.3
+    for _ in range(kills):
+        with child(spec, config, runs, answer) as pid:
+            if not kill_one(pid, runs, draw, longest, tally):
+                break
+        tally.judge(judge(runs, spool))
+    why = None
+    with child(spec, config, runs, answer) as pid:
+        code = wait(pid, TIME)
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            why = "it hung after the last kill"
+        elif code:
+            why = f"it ended with status {code} after the last kill"
+    if why is None and json.loads(answer.read_text()) != expected:
+        why = "losses or weights are not those of a run that was not killed"
+    if why is None:
+        tally.count("runs that went to their end afterwards with the same bits")
+    else:
+        tally.failed(f"{name}, {spec} {config}: {why}")
+    shutil.rmtree(place)
+    return tally.to_json()
+
+
 def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
-    """Kill `count` processes."""
+    """Kill `count` processes, in chains of which some run beside each other."""
     warm_up(folder)
     tally = Tally("processes killed at random, also while saving; resumed to the same bits")
     draw, number = random.Random(seed), 0
     while tally.tried < count:
-        number += 1
-        place = folder / f"chain{number}"
-        spool, runs, answer = place / "spool", place / "runs", place / "answer.json"
-        spool.mkdir(parents=True)
-        spec = Spec("layers", draw.choice([32, 96]), 3, 4, 8, draw.choice(["", "tied", "frozen"]))
-        free = config_for("AdamW", draw.choice(["fp32", "bf16"]), draw.choice([1, 2]), 0.5)
-        config = json.loads(json.dumps(free))
-        config["patrickstar"] |= {
-            "chunk_size": 4000,
-            "memory": {
-                "host": draw.choice([1 << 19, 1 << 20]) * spec.width // 32,
-                "disk": {"path": str(spool)},
-            },
-        }
-        before = time.monotonic()
-        expected = train(spec, free, None)
-        longest = 3 * (time.monotonic() - before) + 0.3
-        for _ in range(draw.randint(1, LONGEST_CHAIN)):
-            with child(spec, config, runs, answer) as pid:
-                if not kill_one(pid, runs, draw, longest, tally):
-                    break
-            tally.judge(judge(runs, spool))
-            if tally.tried >= count:
-                break
-        why = None
-        with child(spec, config, runs, answer) as pid:
-            code = wait(pid, TIME)
-            if code is None:
-                os.kill(pid, signal.SIGKILL)
-                why = "it hung after the last kill"
-            elif code:
-                why = f"it ended with status {code} after the last kill"
-        if why is None and json.loads(answer.read_text()) != expected:
-            why = "losses or weights are not those of a run that was not killed"
-        if why is None:
-            tally.count("runs that went to their end afterwards with the same bits")
-        else:
-            tally.failed(f"seed {seed}, chain {number}, {spec} {config}: {why}")
-        shutil.rmtree(place)
+        jobs, left = [], count - tally.tried
+        while left:  # a chain may come to its end before all of its kills
+            number, kills = number + 1, min(left, draw.randint(1, LONGEST_CHAIN))
+            name = f"seed {seed}, chain {number}"
+            jobs.append((name, _job(name, kills, folder / f"chain{number}")))
+            left -= kills
+        for name, outcome in run_all(jobs, workers=workers, limit=2 * TIME * LONGEST_CHAIN):
+            if outcome.error is not None:
+                tally.failed(f"{name}: {outcome.error}")
+                continue
+            tally.tried += outcome.value["tried"]
+            tally.lost += outcome.value["lost"]
+            for what, times in outcome.value["seen"].items():
+                tally.count(what, times)
     return [tally]
+
+
+def _job(name: str, kills: int, place: Path) -> Callable[[Callable[[], None]], Any]:
+    return lambda ready: chain(name, kills, place)
