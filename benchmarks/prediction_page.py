@@ -24,11 +24,21 @@ def step_error(case: Result) -> float:
     return float(case["plan"]["step"]["total"] / step_of(case) - 1)
 
 
+def peaks(case: Result) -> dict[str, tuple[int, int]]:
+    """What is predicted and what was seen: the peaks of memory, and of a disk use and file."""
+    notes, found = case["run"]["notes"], {}
+    for name, tier in case["plan"]["tiers"].items():
+        seen = notes["tier_peak_later" if name == "disk" else "tier_peak"][name]
+        if seen:
+            found[name] = (tier["peak"], seen)
+        if notes["tier_reserved"][name]:
+            found[f"{name}'s file"] = (tier["reserved"], notes["tier_reserved"][name])
+    return found
+
+
 def peak_errors(case: Result) -> dict[str, float]:
-    """Of the predicted peak of each tier that holds anything, relative to the real one."""
-    real = case["run"]["notes"]["tier_peak"]
-    tiers = case["plan"]["tiers"]
-    return {name: tier["peak"] / real[name] - 1 for name, tier in tiers.items() if real[name]}
+    """Of every predicted peak, relative to the real one."""
+    return {name: said / seen - 1 for name, (said, seen) in peaks(case).items()}
 
 
 def verdict_is_wrong(case: Result) -> bool:
@@ -81,11 +91,7 @@ def _cells(case: Result) -> list[str]:
     ran = "refused" if refused else "runs"
     if refused or not case["plan"]["fits"]:
         return [says, ran, "", "", "", ""]
-    real = case["run"]["notes"]["tier_peak"]
-    peaks = [
-        f"{name} {case['plan']['tiers'][name]['peak'] / 2**20:.0f} / {real[name] / 2**20:.0f}"
-        for name in peak_errors(case)
-    ]
+    held = [f"{name} {m / 2**20:.0f} / {n / 2**20:.0f}" for name, (m, n) in peaks(case).items()]
     step = case["plan"]["step"]
     seconds = f"{step['total']:.3f} / {step_of(case):.3f}"
-    return [says, ran, ", ".join(peaks), seconds, f"{step_error(case):+.0%}", step["bottleneck"]]
+    return [says, ran, ", ".join(held), seconds, f"{step_error(case):+.0%}", step["bottleneck"]]

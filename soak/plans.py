@@ -2,12 +2,15 @@
 
 What is said to fit runs in the budgets that were asked about. What is said not to fit runs in the
 smallest ones that the plan names instead. A run that is refused names the budget that the plan
-names: both ask one function, `patrickstar.engine.needs`.
+names: both ask one function, `patrickstar.engine.needs`. The same for budgets on the disk; several
+ranks are in `planned_ranks`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,11 @@ import torch
 
 from patrickstar.config import load_config
 from patrickstar.engine.from_config import settings_from
+from patrickstar.errors import SpoolError
 from patrickstar.planning import Prediction, predict, rehearse_run
-from soak.budgets import TIME, draw_trial, run
+from soak.budgets import TIME, Trial, draw_trial, run
 from soak.models import Spec
+from soak.planned_ranks import soak_ranks
 from soak.tally import Tally
 from soak.training import warm_up
 from soak.watched import run_all
@@ -51,7 +56,8 @@ def plan_then_run(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
             break
         lacking = {name: tier.smallest for name, tier in found.tiers.items() if not tier.fits}
         named |= lacking
-        memory |= lacking
+        for name, budget in lacking.items():
+            memory[name] = budget if name != "disk" else memory["disk"] | {"size": budget}
         found = planned(spec, config)
     answer: dict[str, Any] = {"wrong": None, "fits": first.fits, "named": named, "same": None}
     if not found.fits:
@@ -62,11 +68,14 @@ def plan_then_run(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
         answer["wrong"] = f"said to fit {memory}, refused: {outcome['refused']['message']}"
         return answer
     for name, tier in found.tiers.items():
-        budget = None if name == "disk" else memory.get(name)
+        budget = memory.get("disk", {}).get("size") if name == "disk" else memory.get(name)
         if budget is not None and outcome["peak"][name] > budget:
             answer["wrong"] = f"the {name} held {outcome['peak'][name]}, more than {tier.budget}"
     if not first.fits and answer["wrong"] is None:
-        refused = run(spec, asked, lambda: None).get("refused")
+        try:
+            refused = run(spec, asked, lambda: None).get("refused")
+        except SpoolError:  # the disk's budget does not hold what memory cannot
+            refused = None
         if refused is not None and refused["made"]:
             answer["same"] = refused["smallest"] == named.get(refused["tier"])
     return answer
@@ -74,16 +83,38 @@ def plan_then_run(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
 
 def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
     """Plan and run `count` combinations, but for those whose path depends on their data."""
-    tally = Tally("random models and budgets, planned and run: the verdict is right")
     warm_up(folder)
-    trials = {n: draw_trial(n, seed, folder) for n in range(count)}
-    trials = {
-        n: trial
-        for n, trial in trials.items()
-        if trial.spec.kind != "experts" and "piece_size" not in trial.free["patrickstar"]
-    }
-    hows = {n: trial.how() for n, trial in trials.items()}
-    jobs = [(n, _job(t.spec, t.config)) for n, t in trials.items()]
+    everything = (draw_trial(n, seed, folder) for n in range(count))
+    trials = [trial for trial in everything if trial.spec.kind != "experts"]
+    limited = [
+        _with_disk_budget(t, seed) for t in trials if "disk" in t.config["patrickstar"]["memory"]
+    ]
+    pieces = [trial for trial in trials if "piece_size" in trial.free["patrickstar"]]
+    whole = [trial for trial in trials if "piece_size" not in trial.free["patrickstar"]]
+    right = "planned and run: the verdict is right"
+    return [
+        _judged(Tally(f"random models and budgets, {right}"), whole, workers),
+        _judged(Tally(f"random models with parameters in pieces, {right}"), pieces, workers),
+        _judged(Tally(f"random models and budgets on the disk, {right}"), limited, workers),
+        soak_ranks(max(1, count // 4), seed, folder),
+    ]
+
+
+def _with_disk_budget(trial: Trial, seed: int) -> Trial:
+    """The same trial with a budget on the disk, about as large as what memory cannot hold."""
+    memory = trial.config["patrickstar"]["memory"]
+    numel = sum(p.numel() for p in trial.spec.build().parameters())
+    above = memory["host"] + memory.get("device", 0)
+    share = random.Random(f"disk/{seed}/{trial.number}").uniform(0.5, 1.5)
+    config = json.loads(json.dumps(trial.config))
+    size = int(max(16 * numel - above, numel) * share)
+    config["patrickstar"]["memory"]["disk"]["size"] = size
+    return dataclasses.replace(trial, config=config)
+
+
+def _judged(tally: Tally, trials: list[Trial], workers: int) -> Tally:
+    hows = {trial.number: trial.how() for trial in trials}
+    jobs = [(trial.number, _job(trial.spec, trial.config)) for trial in trials]
     for number, outcome in run_all(jobs, workers=workers, limit=TIME):
         value = outcome.value or {}
         why = outcome.error or value.get("wrong")
@@ -93,7 +124,7 @@ def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
             if value["same"] is not None:
                 how = "the budget of the plan" if value["same"] else "another"
                 tally.count(f"refused at the first batch, naming {how}")
-    return [tally]
+    return tally
 
 
 def _job(spec: Spec, config: dict[str, Any]) -> Callable[[Callable[[], None]], Any]:

@@ -33,6 +33,8 @@ def config_of(job: Job) -> dict[str, Any]:
 class ChunkedTrainer:
     def __init__(self, job: Job, config: Any) -> None:
         self.phases = Phases()
+        self._left = job.warmup  # steps
+        self._before: dict[str, int] = {}  # the peak of every tier until then
         from patrickstar.api import initialize_engine
         from patrickstar.models import GPT
 
@@ -50,15 +52,25 @@ class ChunkedTrainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.phases.mark("update")
+        self._left -= 1
+        if self._left == 0:
+            self._before = self._peaks()
+            self.engine.reset_peak()
         return float(loss.item())
+
+    def _peaks(self) -> dict[str, int]:
+        return {name: usage.peak for name, usage in self.engine.memory_report().tiers.items()}
 
     def moved(self) -> dict[str, int]:
         return dict(self.engine.memory_report().moved)
 
     def notes(self) -> dict[str, Any]:
         tiers = self.engine.memory_report().tiers
+        later = self._peaks()
         return {
-            "tier_peak": {name: usage.peak for name, usage in tiers.items()},
+            "tier_peak": {name: max(n, self._before.get(name, 0)) for name, n in later.items()},
+            "tier_peak_later": later,  # from the first step after the warm-up on
+            "tier_reserved": {name: usage.reserved for name, usage in tiers.items()},
             "tier_budget": {name: usage.budget for name, usage in tiers.items()},
         }
 

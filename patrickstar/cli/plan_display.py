@@ -14,18 +14,19 @@ from patrickstar.planning.plan import RunPlan
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
 _BUSY = 0.2
+_NOT_KNOWN = "may or may not fit; how much ranks gather at once shows when they run"
 
 
 def show(console: Console, title: str, found: RunPlan) -> None:
     """Print `found`."""
-    verdict = "fits" if found.fits else "does not fit"
+    verdict = "fits" if found.fits else "does not fit" if found.known else _NOT_KNOWN
     console.print(
         f"{title}, {found.parameters / 1e6:,.1f}M parameters: {verdict}\n", soft_wrap=True
     )
     console.print(_tiers(found))
     console.print(
         "\nA tier needs its smallest that works; its peak is the most that it holds with these "
-        "budgets.",
+        "budgets" + (", a disk's that of a planned step." if "disk" in found.tiers else "."),
         highlight=False,
         soft_wrap=True,
     )
@@ -75,7 +76,8 @@ def _tiers(found: RunPlan) -> Table:
         lacks = "" if tier.fits else "  (too small)"
         # Rounded up, so that the number that is read here is a budget that works.
         smallest = size_at_least(tier.smallest)
-        table.add_row(name, budget + lacks, smallest, format_bytes(tier.peak))
+        file = f", in a file of {format_bytes(tier.reserved)}" if tier.reserved else ""
+        table.add_row(name, budget + lacks, smallest, format_bytes(tier.peak) + file)
     return table
 
 
@@ -159,7 +161,7 @@ def _parallel(found: DataParallel) -> Table:
             format_bytes(stage.state_bytes),
             "-" if stage.communication_s is None else _s(stage.communication_s),
             "-" if stage.step_s is None else _s(stage.step_s),
-            "-" if stage.fits is None else "yes" if stage.fits else "no",
+            "not known" if stage.fits is None else "yes" if stage.fits else "no",
         )
     return table
 

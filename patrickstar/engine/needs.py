@@ -197,6 +197,15 @@ class Needs:
             self._found[budgets] = needs
         return self._found[budgets]
 
+    def built_in(self, budgets: Budgets) -> list[int]:
+        """Bytes that each tier would hold while the model is built if nothing left it."""
+        if self._dtypes is None:
+            return [0] * len(budgets)
+        state, length = self.laid_out(budgets).state, construction_length(budgets)
+        trace, sizes = building_trace(state, self._dtypes, length, self._base)
+        plan = self.planned(trace, sizes, [None] * (len(budgets) + 1))
+        return [plan.peak.get(tier, 0) for tier in range(len(budgets))]
+
     def planned(
         self, trace: Trace, sizes: Mapping[int, int], capacities: Sequence[int | None]
     ) -> Plan:

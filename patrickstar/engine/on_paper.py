@@ -16,6 +16,7 @@ from torch import nn
 from patrickstar.engine.construct import may_be_managed
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter
+from patrickstar.engine.pieces import rows_per_piece, split
 from patrickstar.engine.state import ModelState
 from patrickstar.memory import Access, ChunkManager, CpuTier, Moment, Trace, Use
 from patrickstar.memory.layout import ALIGN
@@ -35,6 +36,22 @@ def manage_on_paper(module: nn.Module) -> list[nn.Parameter]:
         parameter.__class__ = ManagedParameter
         parameter._home = home  # type: ignore[attr-defined]
     return taken
+
+
+def split_on_paper(module: nn.Module, piece_size: int) -> None:
+    """Keep the parameters of `module` in pieces that a run would keep so; they have no data."""
+    manager = ChunkManager([CpuTier("host", None)])
+    home = ChunkHome(manager)
+    manager.close()
+
+    def adopt(piece: nn.Parameter) -> None:
+        piece.__class__ = ManagedParameter
+        piece._home = home  # type: ignore[attr-defined]
+
+    for parameter in module.parameters():
+        rows = rows_per_piece(parameter.shape, piece_size)
+        if rows is not None and may_be_managed(parameter) and parameter.is_contiguous():
+            split(parameter, rows, home, adopt)
 
 
 @contextmanager

@@ -114,7 +114,8 @@ def split(
         piece = nn.Parameter(whole[start : start + rows], requires_grad=parameter.requires_grad)
         adopt(piece)
         pieces.append(piece)
-    parameter.data = torch.empty((), dtype=whole.dtype).expand(whole.shape)
+    placeholder = torch.empty((), dtype=whole.dtype, device=whole.device)
+    parameter.data = placeholder.expand(whole.shape)
     _become_pieced(parameter, pieces, starts, home)
 
 
@@ -141,7 +142,8 @@ def _elementwise(func: Any, parameter: PiecedParameter, *args: Any, **kwargs: An
     return parameter
 
 
-def _linear(func: Any, input: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+def linear_by_pieces(func: Any, input: Any, weight: Any, bias: Any = None) -> torch.Tensor:
+    """`F.linear` with a weight whose `rows()` are those of its pieces."""
     parts = []
     for start, stop, piece in weight.rows():
         parts.append(F.linear(input, piece, None if bias is None else bias[start:stop]))
@@ -311,7 +313,7 @@ def _kaiming_uniform(
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.requires_grad: _requires_grad,
-    F.linear: _linear,
+    F.linear: linear_by_pieces,
     F.embedding: _embedding,
     torch.Tensor.__getitem__: _item,
     torch.Tensor.__setitem__: _item,

@@ -47,14 +47,11 @@ def rehearsed_alone(
         base: bytes that are always there and no chunk owns.
         sink: is told of every operator.
     """
-    chunks: dict[str, RehearsedChunks] = {}
+    chunks: dict[str, list[RehearsedChunks]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, PiecedParameter):
-            raise NotImplementedError("parameters in pieces are not rehearsed")
-        if id(parameter) in state.slots:
-            aligned, slot = state.of(parameter)
-            gradient = None if aligned.gradient is None else gradient_alone(slot.index)
-            chunks[name] = RehearsedChunks(parameter_alone(slot.index), gradient)
+        parts = parameter.pieces if isinstance(parameter, PiecedParameter) else [parameter]
+        if id(parts[0]) in state.slots:
+            chunks[name] = [_alone(state, part) for part in parts]
     kinds = state.specification
     return rehearse(
         module,
@@ -64,7 +61,14 @@ def rehearsed_alone(
         grad_dtype=kinds.grad_dtype,
         base=base,
         sink=sink,
+        lookups=len([tier for tier in state.manager.tiers if not isinstance(tier, DiskTier)]) - 1,
     )
+
+
+def _alone(state: ModelState, parameter: nn.Parameter) -> RehearsedChunks:
+    aligned, slot = state.of(parameter)
+    gradient = None if aligned.gradient is None else gradient_alone(slot.index)
+    return RehearsedChunks(parameter_alone(slot.index), gradient)
 
 
 def rehearsed_trace(module: nn.Module, state: ModelState, inputs: Any, base: int) -> Trace:

@@ -4,22 +4,29 @@ The module runs on fake tensors (shapes and dtypes without data): its forward, a
 the sum of its outputs. The same watching that a first live iteration has writes the same trace, so
 a plan can be made from it before anything is allocated. The updates follow from the layout of the
 chunks; see `grouping`. A model whose path depends on the data cannot be rehearsed.
+
+Which pieces of an embedding have a row that is looked up depends on the data, too. All of them are
+taken to have every row, so what is found for one that is kept in pieces is at least what it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+import itertools
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from patrickstar.engine.parameter import METADATA
-from patrickstar.memory.live import LiveStorages, WatchOperators
+from patrickstar.engine.pieces import PiecedParameter, linear_by_pieces
+from patrickstar.engine.whole import Whole, exchanged
+from patrickstar.memory.live import LiveStorages, WatchOperators, bytes_made
 from patrickstar.memory.trace import Access, Recorder, Trace, Use
 from patrickstar.optim import Widened
 
@@ -184,10 +191,67 @@ class _Stage:
                     self._watch(leaf)
         return result
 
+    def in_pieces(self, whole: Any, pieces: list[Any], lookups: int) -> None:
+        """`whole` is kept in `pieces`, which are adopted; operators on it go to them."""
+        kind = type(whole)
+        calls = classmethod(lambda cls, *call: self._by_pieces(lookups, *call))
+        whole.__class__ = type("RehearsedPieces", (kind,), {"__torch_function__": calls})
+        starts = itertools.accumulate((piece.shape[0] for piece in pieces), initial=0)
+        rows = [(start, start + p.shape[0], p) for start, p in zip(starts, pieces, strict=False)]
+        whole.rows = lambda: rows
+
+    def _by_pieces(
+        self, lookups: int, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in METADATA:
+            with _PLAIN():
+                return func(*args, **kwargs)
+        if func is F.linear:
+            return linear_by_pieces(func, *args, **kwargs)
+        if func is F.embedding:
+            return self._looked_up(lookups, *args, **kwargs)
+        # Any other operator gets the whole, put together for as long as it runs.
+        wholes = {
+            id(leaf): Whole.apply(*(piece for _, _, piece in leaf.rows()))  # type: ignore[no-untyped-call]
+            for leaf in tree_leaves((args, kwargs))
+            if hasattr(leaf, "rows")
+        }
+        return func(*exchanged(args, wholes), **exchanged(kwargs, wholes))
+
+    def _looked_up(self, lookups: int, input: Any, weight: Any, *_: Any, **__: Any) -> Any:
+        index = input.reshape(-1)
+        out = None
+        for _, _, piece in weight.rows():
+            with _PLAIN():
+                self.use(Use(self._chunk_of[piece.untyped_storage()._cdata], Access.READ, lookups))
+                rows = _AllRows.apply(piece, index)  # type: ignore[no-untyped-call]
+                if out is None:
+                    out = torch.zeros_like(rows)
+                out = out.index_put((index,), rows)
+        assert out is not None
+        return out.view(*input.shape, weight.shape[1])
+
     def _chunks(self, tree: Any) -> Iterator[int]:
         for leaf in tree_leaves(tree):
             if type(leaf) in self._watched.values():
                 yield self._chunk_of[leaf.untyped_storage()._cdata]
+
+
+class _AllRows(torch.autograd.Function):
+    """As if every row were looked up in this piece."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: Any, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows = piece.shape[0]
+        made: torch.Tensor = piece.new_empty(index.shape[0], piece.shape[1])
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (index,) = ctx.saved_tensors
+        return torch.ops.aten.embedding_dense_backward(grad, index, ctx.rows, -1, False), None
 
 
 class _WatchRehearsal(WatchOperators):  # type: ignore[no-untyped-call]
@@ -196,6 +260,7 @@ class _WatchRehearsal(WatchOperators):  # type: ignore[no-untyped-call]
     def __init__(self, stage: _Stage) -> None:
         super().__init__(stage.live, stage.before, stage.after)
         self._stage = stage
+        self._made: dict[Any, int] = {}  # layers repeat
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -203,16 +268,32 @@ class _WatchRehearsal(WatchOperators):  # type: ignore[no-untyped-call]
             self._stage.operator(func, args, kwargs or {}, result)
         return result
 
+    def made(self, func: Any, args: Any, kwargs: Any) -> int:
+        key = (func, *kwargs, *map(_described, tree_leaves((args, kwargs))))
+        try:
+            if key not in self._made:
+                self._made[key] = bytes_made(func, args, kwargs)
+            return self._made[key]
+        except TypeError:  # an argument that cannot be a key
+            return bytes_made(func, args, kwargs)
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.size(), leaf.stride(), leaf.dtype, leaf.layout
+    return type(leaf), leaf  # 1 and True are equal
+
 
 def rehearse(
     module: nn.Module,
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-    chunks: Mapping[str, RehearsedChunks],
+    chunks: Mapping[str, Sequence[RehearsedChunks]],
     *,
     dtype: torch.dtype,
     grad_dtype: torch.dtype | None = None,
     base: int = 0,
     sink: OperatorSink | None = None,
+    lookups: int = 0,
 ) -> Trace:
     """The trace of one iteration of `module` on inputs of these shapes.
 
@@ -221,11 +302,12 @@ def rehearse(
     Args:
         module: on any device, the meta device included; it is not changed.
         inputs: positional and keyword arguments; tensors of the right shapes on any device.
-        chunks: for each parameter name, where it lives.
+        chunks: for each parameter name, where it lives, or its pieces.
         dtype: of the parameters and floating-point buffers during training.
         grad_dtype: of the gradients in their chunks; `dtype` if not given.
         base: bytes that are always there and no chunk owns.
         sink: is told of every operator.
+        lookups: the tier that rows of an embedding in pieces are looked up on.
 
     Raises:
         Exception: whatever a data-dependent model raises on fake tensors.
@@ -237,7 +319,7 @@ def rehearse(
         made: dict[int, Any] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if id(parameter) not in made:
-                made[id(parameter)] = _fake_parameter(parameter, chunks.get(name), dtype, stage)
+                made[id(parameter)] = _fake(parameter, chunks.get(name, ()), dtype, stage, lookups)
                 parameters.append(made[id(parameter)])
             state[name] = made[id(parameter)]
         for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -265,6 +347,24 @@ def rehearse(
 def _fake_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     kept = dtype if tensor.is_floating_point() else tensor.dtype
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=kept, device="cpu")
+
+
+def _fake(
+    parameter: nn.Parameter,
+    chunks: Sequence[RehearsedChunks],
+    dtype: torch.dtype,
+    stage: _Stage,
+    lookups: int,
+) -> Any:
+    if not isinstance(parameter, PiecedParameter):
+        return _fake_parameter(parameter, chunks[0] if chunks else None, dtype, stage)
+    pairs = zip(parameter.pieces, chunks, strict=True)
+    pieces = [_fake_parameter(piece, where, dtype, stage) for piece, where in pairs]
+    with _PLAIN():
+        bare = torch.empty((), dtype=dtype, device="cpu").expand(parameter.shape)
+        whole = nn.Parameter(bare, parameter.requires_grad)
+    stage.in_pieces(whole, pieces, lookups)
+    return whole
 
 
 def _fake_parameter(

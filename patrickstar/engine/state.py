@@ -36,7 +36,8 @@ def in_pieces(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     for name, parameter in module.named_parameters():
         if isinstance(parameter, PiecedParameter):
             for start, stop, piece in parameter.rows():
-                piece.requires_grad_(parameter.requires_grad)
+                with _PLAIN():  # what needs no data brings no chunk
+                    piece.requires_grad_(parameter.requires_grad)
                 yield piece_name(name, start, stop), piece
         else:
             yield name, parameter

@@ -20,7 +20,7 @@ class PiecesError(PatrickStarError, RuntimeError):
     """An operator cannot be carried out on a parameter that is kept in pieces."""
 
 
-class _Whole(torch.autograd.Function):
+class Whole(torch.autograd.Function):
     """`torch.cat` of pieces, of which one at a time has to be there."""
 
     @staticmethod
@@ -61,8 +61,8 @@ def put_together(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found
     try:
         wholes: dict[int, torch.Tensor] = {}
         for parameter in found:
-            wholes[id(parameter)] = _Whole.apply(*parameter.pieces)  # type: ignore[no-untyped-call]
-        result = func(*_exchanged(args, wholes), **_exchanged(kwargs, wholes))
+            wholes[id(parameter)] = Whole.apply(*parameter.pieces)  # type: ignore[no-untyped-call]
+        result = func(*exchanged(args, wholes), **exchanged(kwargs, wholes))
     finally:
         manager.set_other(0, before)
     storages = {whole.untyped_storage()._cdata for whole in wholes.values()}
@@ -72,7 +72,8 @@ def put_together(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found
     return result
 
 
-def _exchanged(values: Any, wholes: dict[int, torch.Tensor]) -> Any:
+def exchanged(values: Any, wholes: dict[int, torch.Tensor]) -> Any:
+    """`values` with these tensors, by id, in the place of others."""
     return tree_map(lambda leaf: wholes.get(id(leaf), leaf), values)
 
 

@@ -31,11 +31,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TierUsage:
-    """Bytes in use now, at most since the last reset, and allowed (None: unlimited)."""
+    """Bytes in use now, at most since the last reset, and allowed (None: unlimited).
+
+    `reserved` is the length of a disk's spool file, which is taken whole before it is used.
+    """
 
     in_use: int
     peak: int
     budget: int | None
+    reserved: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class MemoryReport:
         for name, tier in self.tiers.items():
             limit = "no budget" if tier.budget is None else f"budget {format_bytes(tier.budget)}"
             used = f"{format_bytes(tier.in_use)} in use, peak {format_bytes(tier.peak)}"
-            lines.append(f"{name:<{width}}  {used}, {limit}")
+            file = f", a file of {format_bytes(tier.reserved)}" if tier.reserved else ""
+            lines.append(f"{name:<{width}}  {used}{file}, {limit}")
         lines += [f"{way:<{width}}  {format_bytes(n)} moved" for way, n in self.moved.items() if n]
         return "\n".join(lines)

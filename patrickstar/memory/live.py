@@ -76,7 +76,7 @@ class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view:
             result = func(*args, **kwargs)
         else:
-            self._before(_bytes_made(func, args, kwargs))
+            self._before(self.made(func, args, kwargs))
             result = func(*args, **kwargs)
             # What it was given is somebody else's, the data of a whole run perhaps.
             given = _storages((args, kwargs))
@@ -86,13 +86,17 @@ class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._after()
         return result
 
+    def made(self, func: Any, args: Any, kwargs: Any) -> int:
+        """Bytes of the tensors that an operator will return, without those it was given."""
+        return bytes_made(func, args, kwargs)
+
 
 def _storages(tree: Any) -> frozenset[int]:
     tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
     return frozenset(p.untyped_storage()._cdata for t in tensors for p in strided_parts(t))
 
 
-def _bytes_made(func: Any, args: Any, kwargs: Any) -> int:
+def bytes_made(func: Any, args: Any, kwargs: Any) -> int:
     """Bytes of the tensors that `func` will return, without those it was given."""
     returns = [r for r in func._schema.returns if r.alias_info is None]
     if not returns:

@@ -40,7 +40,7 @@ from patrickstar.memory.planner import Plan
 from patrickstar.memory.playback import Playback
 from patrickstar.memory.policy import FurthestNextUse, Policy
 from patrickstar.memory.residency import Residency
-from patrickstar.memory.tiers import Tier
+from patrickstar.memory.tiers import DiskTier, Tier
 from patrickstar.memory.trace import Access, Trace, Use
 
 
@@ -330,7 +330,15 @@ class ChunkManager:
     def report(self) -> MemoryReport:
         names = [tier.name for tier in self.tiers]
         return MemoryReport(
-            {a.name: TierUsage(a.in_use, a.peak, a.capacity) for a in self.ledger.tiers},
+            {
+                account.name: TierUsage(
+                    account.in_use,
+                    account.peak,
+                    account.capacity,
+                    tier.spool.length if isinstance(tier, DiskTier) else 0,
+                )
+                for account, tier in zip(self.ledger.tiers, self.tiers, strict=True)
+            },
             {f"{names[s]}->{names[t]}": n for (s, t), n in sorted(self._residency.moved.items())},
         )
 

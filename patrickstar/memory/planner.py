@@ -16,6 +16,7 @@ all the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -145,6 +146,21 @@ def _hand_down(uses: list[Use], actions: Sequence[Action], lower: int) -> None:
             uses.append(Use(action.chunk, Access.READ, lower))
 
 
+def _note_taken(rises: list[int], nbytes: int, first: int, last: int) -> None:
+    """`nbytes` are taken from the moment `first` until before `last`, which may be in the next
+    iteration: where that begins and ends, so that a long stretch costs no more than a short one."""
+    length = len(rises) - 1
+    rounds, rest = divmod(max(last - first, 0), length)
+    begin = first % length
+    end = begin + rest
+    rises[0] += rounds * nbytes
+    rises[begin] += nbytes
+    rises[min(end, length)] -= nbytes
+    if end > length:
+        rises[0] += nbytes
+        rises[end - length] -= nbytes
+
+
 class _TierActions:
     """What one tier does at each moment, given the gaps it keeps.
 
@@ -162,12 +178,13 @@ class _TierActions:
         self.taken = list(gaps.needed)
         self.capacity = float("inf") if capacity is None else capacity
         self.loaded = self.saved = 0
+        rises = [0] * (gaps.length + 1)  # by how much more is taken than a moment before
         broken: set[int] = set()
         loads = list(gaps.loads)
         leaving: list[tuple[int, int]] = []
         for gap, keep in zip(gaps.gaps, kept, strict=True):
             if keep:
-                self._take(gap.nbytes, gap.start + 1, gap.end)
+                _note_taken(rises, gap.nbytes, gap.start + 1, gap.end)
                 continue
             leaving.append((gap.start + 1, gap.chunk))
             if gap.episode is not None:
@@ -185,6 +202,8 @@ class _TierActions:
                 self.saved += episode.nbytes
         for moment, chunk in leaving:
             self._note("evict", chunk, moment)
+        held = itertools.accumulate(rises[: gaps.length])
+        self.taken = [n + more for n, more in zip(self.taken, held, strict=True)]
         self._bring(loads, ahead)
         self.peak = max(self.taken, default=0)
 

@@ -78,6 +78,11 @@ class Spool:
         self._end_of_life = weakref.finalize(self, os.close, self._file)
         self._end_of_life.atexit = False
 
+    @property
+    def length(self) -> int:
+        """Bytes of the file: what it has taken of the disk."""
+        return self._space.end
+
     def _open(self) -> int:
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,10 @@ inside first. Every chunk costs the latency of a ring inside, n-1 messages for n
 tree across, log2(n). Stages 0 to 2 can hide the exchange of gradients behind the backward, stage
 3 all of it behind both passes; what cannot be hidden adds to the step. All of this is the least
 that it can take: no contention and no stragglers.
+
+Whether budgets hold is said where it is sure. They do if a rank could keep everything whole, beside
+its shards, and nothing ever left a tier. They do not if what a rank must hold at one moment is more
+than there is. How much is gathered at once lies between, and shows when the ranks run.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ import math
 from dataclasses import dataclass
 
 from patrickstar.engine.initialize import RunSettings
+from patrickstar.engine.needs import with_margin
 from patrickstar.errors import ConfigError
 from patrickstar.machine import Machine
 from patrickstar.planning.prediction import Prediction
 from patrickstar.planning.rehearsed import Rehearsed
 
 _BACKWARD = 2 / 3  # of the computation: two products for each of the forward's
+_KINDS, _PAGE, _MOST_CHUNKS = 6, 4096, 64  # of chunks of one weight; bytes; of a model on ranks
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Stage:
         state_bytes: their sum.
         communication_s: seconds of the links; None if the machine's are not known.
         step_s: seconds of a step with what cannot be hidden; None likewise.
-        fits: whether the state fits the budgets of device and host; None without budgets.
+        fits: whether the budgets hold; None where that is not known before the ranks run.
     """
 
     stage: int
@@ -87,8 +93,6 @@ def data_parallel(
     network = machine.network
     per_node = min(world_size, 1 if network is None else network.ranks_per_node)
     nodes = -(-world_size // per_node)
-    budgets = [settings.device_budget, settings.host_budget][-len(run.names) :]
-    room = None if None in budgets else sum(budget or 0 for budget in budgets)
     stages = []
     for number in range(4):
         held = _held(run, settings, number, world_size)
@@ -112,10 +116,27 @@ def data_parallel(
                 state_bytes=sum(held),
                 communication_s=seconds,
                 step_s=_step(found, seconds, number),
-                fits=None if room is None else sum(held) + run.activation_bytes <= room,
+                fits=_fits(run, settings, sum(held)),
             )
         )
     return DataParallel(world_size, per_node, nodes, stages)
+
+
+def _fits(run: Rehearsed, settings: RunSettings, held: int) -> bool | None:
+    """Whether a rank that holds `held` bytes of state between uses keeps its budgets."""
+    # Chunks are shorter than on one rank, and each is padded to its shards and to pages.
+    padding = 2 * _KINDS * _PAGE * (sum(run.tensors.values()) + _MOST_CHUNKS)
+    built = run.needs.built_in(run.budgets)
+    enough = [
+        with_margin(max(run.everything(tier), built[tier]) + held + padding)
+        for tier in range(len(run.names))
+    ]
+    pairs = list(zip(run.budgets, enough, strict=True))
+    if all(budget is None or budget >= most for budget, most in pairs):
+        return True
+    first, room = run.budgets[0], sum(budget or 0 for budget in run.budgets)
+    lacks = settings.disk is None and None not in run.budgets and held > room
+    return False if lacks or (first is not None and run.activation_bytes > first) else None
 
 
 def _held(run: Rehearsed, settings: RunSettings, stage: int, ranks: int) -> tuple[int, int, int]:

@@ -55,7 +55,9 @@ class RunPlan:
     """What a run will take.
 
     Attributes:
-        fits: whether every budget holds.
+        fits: whether every budget holds; on several ranks, of each at the config's stage.
+        known: whether that is sure. On several ranks it may show only when they run, and `fits` is
+            False then.
         machine: whose rates the step was predicted with, and where they come from.
         others: part of the processors that others used while this machine was measured.
         parameters: weights of the model.
@@ -74,6 +76,7 @@ class RunPlan:
     """
 
     fits: bool
+    known: bool
     machine: str
     source: str
     others: float
@@ -138,8 +141,14 @@ def plan(
     run = asked.rehearsed(model_provider)
     found = asked.predicted(run)
     facts = asked.facts
+    fits: bool | None = found.fits and asked.holds(found)
+    parallel = None
+    if world_size > 1:
+        parallel = data_parallel(run, settings, facts, found, world_size)
+        fits = parallel.stages[loaded.zero_optimization.stage].fits
     answer = RunPlan(
-        fits=found.fits and asked.holds(found),
+        fits=bool(fits),
+        known=fits is not None,
         machine=facts.name,
         source=facts.source,
         others=facts.others,
@@ -156,7 +165,7 @@ def plan(
         usage=found.usage,
         moments=found.moments,
         what_if=asked.changes(model_provider, recomputing, run, found) if what_if else [],
-        parallel=data_parallel(run, settings, facts, found, world_size) if world_size > 1 else None,
+        parallel=parallel,
     )
     asked.keep()
     return answer
@@ -209,6 +218,7 @@ class _Asked:
         settings: RunSettings | None = None,
         machine: Machine | None = None,
         known: Prediction | None = None,
+        guess: bool = False,
     ) -> Prediction:
         settings, facts = settings or self._settings, machine or self.facts
         timed = settings.device is None or facts.accelerator is not None
@@ -218,7 +228,7 @@ class _Asked:
             run,
             settings,
             facts if timed else None,
-            self._seconds,
+            self._measured.guess if guess and self._measured is not None else self._seconds,
             overhead=self._measured.overhead() if self._measured is not None else None,
             known=known,
         )
@@ -240,7 +250,11 @@ class _Asked:
         run: Rehearsed,
         before: Prediction,
     ) -> list[WhatIf]:
-        """What some changes would do to `run`, which was predicted to be `before`."""
+        """What some changes would do to `run`, which was predicted to be `before`.
+
+        Operators on tensors of other shapes are not timed for that, which would take longer than
+        all the rest.
+        """
         settings = self._settings
         found: list[WhatIf] = []
 
@@ -264,9 +278,16 @@ class _Asked:
             machine = self.facts.model_copy(update={"disk": faster})
             tried("a disk twice as fast", self.predicted(run, None, machine, before))
         if recomputing is not None:
-            tried("recomputation the other way", self.predicted(self.rehearsed(recomputing)))
+            tried(
+                "recomputation the other way",
+                self.predicted(self.rehearsed(recomputing), guess=True),
+            )
         larger = tree_map_only(torch.Tensor, _twice, self._inputs)
-        tried("a batch twice as large", self.predicted(self.rehearsed(provider, larger)), 2)
+        tried(
+            "a batch twice as large",
+            self.predicted(self.rehearsed(provider, larger), guess=True),
+            2,
+        )
         return found
 
 

@@ -21,6 +21,7 @@ from patrickstar.planning.timeline import Lane, Timeline, play
 from patrickstar.planning.timing import Seconds
 
 _SLOT = 4096  # bytes: what places on a disk are multiples of
+_COPIES = 2  # of chunks that are under way at once, in two places each
 _WORTH_NAMING = 0.1  # of a step: whoever waits less is bound by what computes
 
 
@@ -31,12 +32,14 @@ class TierPrediction:
     Attributes:
         budget: None for no limit.
         smallest: the least that works with the other budgets as they are.
-        peak: the most that is used.
+        peak: the most that is used, from the first moment on; of a disk, by a step that is planned.
+        reserved: of a disk, the length of its file, which is taken whole before the first step.
     """
 
     budget: int | None
     smallest: int
     peak: int
+    reserved: int = 0
 
     @property
     def fits(self) -> bool:
@@ -159,8 +162,17 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
 def _tiers(
     run: Rehearsed, settings: RunSettings, plan: Plan, verdict: Verdict
 ) -> dict[str, TierPrediction]:
+    # An accelerator is given what was built in the host's memory.
+    built = [0] * len(run.names) if settings.device is not None else run.needs.built_in(run.budgets)
     found = {
-        name: TierPrediction(budget, smallest, _peak(run, plan, index, budget, smallest))
+        name: TierPrediction(
+            budget,
+            smallest,
+            max(
+                _peak(run, plan, index, budget, smallest),
+                built[index] if budget is None else min(budget, built[index]),
+            ),
+        )
         for index, (name, budget, smallest) in enumerate(
             zip(run.names, run.budgets, verdict.smallest, strict=True)
         )
@@ -185,11 +197,19 @@ def _disk(run: Rehearsed, plan: Plan, budget: int | None) -> TierPrediction:
     if run.budgets[-1] is None:
         return TierPrediction(budget, 0, 0)
     slots = {chunk: -(-nbytes // _SLOT) * _SLOT for chunk, nbytes in run.sizes.items()}
-    # What memory holds needs no place, apart from what is on its way.
-    memory = sum(n or 0 for n in run.budgets) - run.activation_bytes
-    total, moving = sum(slots.values()), 2 * max(slots.values(), default=0)
-    least = min(total, max(0, total + moving - max(0, memory)))
-    return TierPrediction(budget, least, _most_on_disk(plan, slots, len(run.names) - 1))
+    # What memory holds needs no place, apart from what is on its way. Chunks are not cut, so of
+    # each tier as much as the largest one may stay unused.
+    total, largest = sum(slots.values()), max(slots.values(), default=0)
+    others = [run.activation_bytes, *(0 for _ in run.budgets[1:])]
+    held = sum(
+        max(0, (budget or 0) - other - largest)
+        for budget, other in zip(run.budgets, others, strict=True)
+    )
+    most = max(total, sum(run.needs.built_in(run.budgets)))
+    least = max(0, min(most, most + _COPIES * largest - held))
+    least = -(-least // _SLOT) * _SLOT
+    reserved = total if budget is None else min(total, budget)
+    return TierPrediction(budget, least, _most_on_disk(plan, slots, len(run.names) - 1), reserved)
 
 
 def _most_on_disk(plan: Plan, slots: Mapping[int, int], lowest: int) -> int:

@@ -20,7 +20,7 @@ from patrickstar.engine.initialize import (
     parameter_groups,
 )
 from patrickstar.engine.needs import Budgets, LaidOut, Needs
-from patrickstar.engine.on_paper import manage_on_paper
+from patrickstar.engine.on_paper import manage_on_paper, split_on_paper
 from patrickstar.engine.overlap import families
 from patrickstar.engine.refusal import rehearsed_alone
 from patrickstar.engine.sizing import dtypes_of, memory_of, needs_of
@@ -115,6 +115,7 @@ def rehearse_run(
         ConfigError: the model cannot be built or rehearsed without data.
     """
     module = _built(provider)
+    split_on_paper(module, settings.piece_size)
     dtypes = dtypes_of(module)
     settings.precision.cast_buffers(module)
     base = sum(buffer.nbytes for buffer in module.buffers())

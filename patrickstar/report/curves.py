@@ -42,7 +42,7 @@ def loss_curve(series: Series) -> Figure | None:
 
 
 def speed_curve(series: Series) -> Figure | None:
-    """Tokens a second if they were counted, seconds a step otherwise; and the learning rate."""
+    """Tokens a second if they were counted, seconds a step otherwise."""
     name, title = ("tokens_per_s", "tokens/s")
     steps, buckets = series.points(name)
     if not steps:
@@ -50,23 +50,30 @@ def speed_curve(series: Series) -> Figure | None:
         steps, buckets = series.points(name)
     if not steps:
         return None
-    traces = [_line(steps, [bucket.mean for bucket in buckets], title, LINE)]
-    layout: dict[str, Any] = {"yaxis": {"title": {"text": title}, "rangemode": "tozero"}}
-    rate_steps, rates = series.points("lr")
-    if rate_steps:
-        rate = _line(rate_steps, [bucket.mean for bucket in rates], "learning rate", SECOND)
-        traces.append({**rate, "yaxis": "y2", "line": {**rate["line"], "dash": "dot"}})
-        layout["yaxis2"] = {
-            "overlaying": "y",
-            "side": "right",
-            "rangemode": "tozero",
-            "showgrid": False,
-            "automargin": True,
-            "tickmode": "auto",
-            "nticks": 5,
-            "exponentformat": "e",
-        }
-    return figure(traces, 320, xaxis={"title": {"text": "step"}}, hovermode="x unified", **layout)
+    return _curve(steps, [bucket.mean for bucket in buckets], title, LINE, 320)
+
+
+def rate_curve(series: Series) -> Figure | None:
+    """The learning rate by step; None where none was noted."""
+    steps, rates = series.points("lr")
+    if not steps:
+        return None
+    return _curve(
+        steps, [rate.mean for rate in rates], "learning rate", SECOND, 220, exponentformat="e"
+    )
+
+
+def _curve(
+    x: list[int], y: list[float], title: str, colour: str, height: int, **axis: Any
+) -> Figure:
+    return figure(
+        [_line(x, y, title, colour)],
+        height,
+        xaxis={"title": {"text": "step"}},
+        yaxis={"title": {"text": title}, "rangemode": "tozero", **axis},
+        hovermode="x unified",
+        showlegend=False,
+    )
 
 
 def _line(x: list[int], y: list[float], name: str, colour: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from patrickstar.memory.sizes import format_bytes
+
 FORMAT = 1
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -209,6 +211,15 @@ KNOWN = frozenset(
 )
 
 
+# What a fact is called in the table, and whether it is a number of bytes. A group has a chunk for
+# weights, one for their gradients, one for their masters and one for each state of the optimizer.
+_LABELS = {
+    "chunks": ("groups of chunks", False),
+    "chunk_elements": ("weights in the longest chunk", False),
+    "state_bytes": ("state, whole chunks", True),
+}
+
+
 def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
     """Facts beyond those with a meaning of their own, for a table: flat, and short."""
     rows: dict[str, str] = {}
@@ -216,5 +227,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, Mapping):
             rows |= {f"{key} {inner}": text for inner, text in as_text(value).items()}
         elif not isinstance(value, list):
-            rows[key] = f"{value:,}" if type(value) is int else str(value)
+            label, bytes_ = _LABELS.get(key, (key, key.endswith("_bytes")))
+            number = format_bytes(value) if bytes_ and type(value) is int else None
+            rows[label] = number or (f"{value:,}" if type(value) is int else str(value))
     return {key[:80]: text[:200] for key, text in list(rows.items())[:40]}

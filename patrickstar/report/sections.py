@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from patrickstar.memory.sizes import format_bytes
 from patrickstar.report.chunk_map import chunk_map_figure
-from patrickstar.report.curves import loss_curve, speed_curve
+from patrickstar.report.curves import loss_curve, rate_curve, speed_curve
 from patrickstar.report.look import Figure
 from patrickstar.report.memory import memory_figure
 from patrickstar.report.reality import compared, reality_figure
@@ -66,7 +66,11 @@ def tiles(run: Run) -> list[tuple[str, str]]:
 
 
 def _curves(run: Run) -> Section | None:
-    curves = {"Loss by step": loss_curve(run.series), "Speed by step": speed_curve(run.series)}
+    curves = {
+        "Loss by step": loss_curve(run.series),
+        "Speed by step": speed_curve(run.series),
+        "Learning rate by step": rate_curve(run.series),
+    }
     figures = [(name, figure) for name, figure in curves.items() if figure is not None]
     if not figures:
         return None

@@ -14,7 +14,7 @@ _PARTS = "compute"
 _WAITS = "waiting"
 _UPDATES = "updates"
 _COLLECTIVES = "collectives"
-_AGAIN = "\u200b"  # ends the names of further rows of a way, and is not seen
+_AGAIN = "\u200b"  # ends the names of further rows of a way
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,8 @@ def timeline_figure(
     if not found:
         return None
     names = {
-        name: shown(name.rstrip(_AGAIN), 40) + name[len(name.rstrip(_AGAIN)) :] for name in found
+        name: _label(name.rstrip(_AGAIN), len(name) - len(name.rstrip(_AGAIN)), found)
+        for name in found
     }
     end = max(1e-6, *(span.end for spans in found.values() for span in spans))
     colours: dict[str, str] = {}
@@ -217,6 +218,11 @@ def timeline_figure(
         },
         margin={"t": 10},
     )
+
+
+def _label(way: str, lane: int, found: Mapping[str, list[Span]]) -> str:
+    """The name of a row; where several of a way run at once, with its number."""
+    return shown(way, 40) + (f" {lane + 1}" if way + _AGAIN in found else "")
 
 
 def _span(begin: float, end: float, start: float, kind: str, text: str) -> Span:

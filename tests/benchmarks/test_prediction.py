@@ -21,13 +21,17 @@ def case() -> dict[str, Any]:
         "job": json.loads(CASES["tiny-disk"].to_json()),
         "plan": {
             "fits": True,
-            "tiers": {"host": {"peak": 95 << 20}, "disk": {"peak": 0}},
+            "tiers": {"host": {"peak": 95 << 20}, "disk": {"peak": 50 << 20, "reserved": 80 << 20}},
             "step": {"total": 0.9, "bottleneck": "disk"},
         },
         "run": {
             "refused": None,
-            "step_s": [9.0, 9.0, 9.0, 0.5, 1.0, 1.0, 1.5],
-            "notes": {"tier_peak": {"host": 100 << 20, "disk": 0}},
+            "step_s": [9.0, 9.0, 9.0, 9.0, 0.5, 1.0, 1.0, 1.5],
+            "notes": {
+                "tier_peak": {"host": 100 << 20, "disk": 70 << 20},
+                "tier_peak_later": {"host": 90 << 20, "disk": 50 << 20},
+                "tier_reserved": {"host": 0, "disk": 80 << 20},
+            },
         },
     }
 
@@ -40,7 +44,12 @@ def page(*cases: dict[str, Any]) -> str:
 
 def test_errors_are_relative_to_the_run(case: dict[str, Any]) -> None:
     assert step_error(case) == pytest.approx(-0.1)
-    assert peak_errors(case) == {"host": pytest.approx(-0.05)}  # a disk that holds nothing has none
+    # A disk's use is that of planned steps, and its file is taken whole.
+    assert peak_errors(case) == {"host": pytest.approx(-0.05), "disk": 0.0, "disk's file": 0.0}
+    case["run"]["notes"]["tier_peak_later"]["disk"] = case["run"]["notes"]["tier_reserved"][
+        "disk"
+    ] = 0
+    assert peak_errors(case).keys() == {"host"}  # a disk that holds nothing has none
 
 
 def test_a_wrong_verdict_is_one_either_way(case: dict[str, Any]) -> None:

@@ -61,6 +61,15 @@ def test_a_kind_is_measured_once_and_kept(tmp_path: Path) -> None:
     assert not Measured(never, file, "another")._known
 
 
+def test_what_is_not_timed_is_as_far_from_its_bound_as_the_same_operator_was() -> None:
+    first, second = [kind for kind in RUN.work.kinds if "addmm" in str(kind.func)][:2]
+    measured = Measured(lambda kind: kind.flops * 1e-9, None, "key")
+    took = measured(first)
+    assert measured.guess(first) == took
+    assert measured.guess(second) == pytest.approx(took * second.flops / first.flops)
+    assert second.name not in measured._known
+
+
 def test_no_operator_beats_the_roofline() -> None:
     bound = roofline(MACHINE)
     for kind in RUN.work.kinds:

@@ -67,7 +67,7 @@ def opened(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_every_figure_is_drawn_without_a_complaint(opened: Any) -> None:
-    assert opened.locator(".plot").count() == 7
+    assert opened.locator(".plot").count() == 8
     assert opened.locator(".plot .main-svg").count() >= 7
     assert opened.locator(".plot .trace").count() > 20
     assert opened.complaints == []

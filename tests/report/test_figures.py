@@ -133,6 +133,6 @@ def test_the_plan_of_a_run_is_compared_tier_by_tier(run: Run) -> None:
 def test_every_figure_is_one_that_plotly_knows(run: Run) -> None:
     objects = pytest.importorskip("plotly.graph_objects", reason="the extra `report` is missing")
     figures: list[Any] = [figure for section in sections(run) for _, figure in section.figures]
-    assert len(figures) == 7
+    assert len(figures) == 8
     for figure in figures:
         objects.Figure(figure)  # raises for a property that does not exist
