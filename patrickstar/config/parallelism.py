@@ -1,8 +1,8 @@
 """Parallelism other than over data: pipeline, tensor, expert and sequence.
 
-PatrickStar shards whole parameters over data-parallel ranks. What would split the model itself is
-refused, since the batch would mean another. Parameters that another library has split (DTensors)
-cannot lie in the engine's chunks; their optimizer's states can (`optim.ChunkedAdamW`).
+PatrickStar shards parameters over data-parallel ranks. What would split the model itself is
+refused, since the batch would mean another. What another library has split (DTensors) is trained in
+parts, see `engine.split`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from patrickstar.config.key import UNSET, Key, Status, accepted, rejected, withi
 from patrickstar.config.types import Bool, Float, Int, Str
 
 _TENSOR = (
-    "split the model with `torch.distributed.tensor.parallel`, and train it with "
-    "`patrickstar.optim.ChunkedAdamW` in place of the engine"
+    "split the model with `torch.distributed.tensor.parallel` in the provider, and pass "
+    "`communicator=Communicator.from_mesh(mesh, shard='data')` to `initialize_engine`"
 )
 _EXPERT = f"leave it out; or {_TENSOR}"
 _PIPELINE = "there is no pipeline engine here"

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from patrickstar.engine.sharding import Sharding
+from patrickstar.engine.split import Spread
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.optim import Layout as RunLayout
 from patrickstar.optim.layout import Segment
@@ -62,6 +63,7 @@ class AlignedChunks:
     is_reduced: bool = False  # the mean of the ranks' gradients so far is in the shards
     sharding: Sharding | None = None
     low: bool = False  # the ranks' gradients travel in the precision of autocast
+    spread: Spread = field(default_factory=Spread)  # of parameters that are parts of larger ones
     _layout: RunLayout | None = None
     _own_layout: RunLayout | None = None
 

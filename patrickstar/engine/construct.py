@@ -12,18 +12,20 @@ full model. Weights that differ (another seed) are those of the first rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, ManagedView, manage, release
 from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
 from patrickstar.engine.sharding import Sharding
+from patrickstar.engine.split import is_split, part_of, refuse_fsdp, split_of
 from patrickstar.errors import BudgetError, ConfigError
 from patrickstar.memory import Access, Chunk, ChunkManager, CpuTier, Use
 from patrickstar.memory.layout import ALIGN
@@ -65,6 +67,7 @@ class Nursery:
         self.on_paper = False
         self.refused: BudgetError | None = None
         self._paper = ExitStack()
+        self._parts: MutableMapping[Any, nn.Parameter] = WeakTensorKeyDictionary()
         home.move_to_new_data, home.adopt = self.readopt, self.adopt
 
     def adopt(self, parameter: nn.Parameter) -> None:
@@ -85,8 +88,19 @@ class Nursery:
             new = nn.Parameter(bare, parameter.requires_grad)
             torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
 
+    def instead_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What a module gets for `parameter`: itself, or the part that this rank has of it."""
+        if not is_split(parameter) or parameter.is_meta:
+            return parameter
+        if parameter not in self._parts:  # a tied one has one part
+            self._parts[parameter] = part_of(parameter)
+            self.home.has_split = True
+        return self._parts[parameter]
+
     def _adopt(self, parameter: nn.Parameter) -> None:
         rows = rows_per_piece(parameter.shape, self._piece_size)
+        if split_of(parameter) is not None:
+            rows = None  # operators are given its part as one tensor
         if rows is not None and parameter.is_contiguous():
             split(parameter, rows, self.home, self.adopt)
             return
@@ -249,6 +263,19 @@ def _parameters_from_chunks() -> Iterator[None]:
         nn.Parameter.__new__ = plain  # type: ignore[method-assign]
 
 
+def take_parts(module: nn.Module, nursery: Nursery) -> None:
+    """Give the modules of a model this rank's parts for what is split.
+
+    Not before the model is ready: what splits it takes a parameter that is no DTensor for one that
+    it has not split yet.
+    """
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and is_split(parameter):
+                refuse_fsdp(module)
+                owner._parameters[name] = nursery.instead_of(parameter)
+
+
 def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn.Module:
     """Call `provider` with its parameters going to `nursery`; a ready module is moved there.
 
@@ -277,6 +304,7 @@ def _build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> n
                 f"model_provider returned {type(module).__name__}, not an nn.Module; "
                 "pass a callable that builds and returns the model, or the model itself"
             )
+    take_parts(module, nursery)
     for name, parameter in module.named_parameters():
         if parameter.is_meta and nursery.refused is None:
             raise ConfigError(

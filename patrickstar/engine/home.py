@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from patrickstar.engine.split import is_split
 from patrickstar.memory import Access, ChunkManager, Use
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class ChunkHome:
         training: tells the parts of the run that trains these tensors, once there is one.
         laid_out: whether the chunks have the layout of a run, in which nobody can be replaced.
         ahead: what these tensors were built with before there is a run, see `engine.ahead`.
+        has_split: whether some parameters are parts of larger ones, see `engine.split`.
         sharding: is told what is used, if some of the chunks are shared by several ranks.
     """
 
@@ -37,7 +39,7 @@ class ChunkHome:
         self.move_to_new_data: Callable[[Any, torch.Tensor], None] | None = None
         self.adopt: Callable[[Any], None] | None = None
         self.training: Callable[[], Training | None] | None = None
-        self.laid_out = False
+        self.laid_out = self.has_split = False
         self.ahead: Ahead | None = None
         self.sharding: Sharding | None = None
 
@@ -82,6 +84,8 @@ class ChunkHome:
         So does data of other strides (`to(memory_format=torch.channels_last)`), since kernels are
         chosen by them and round differently; later the strides stay what they are.
         """
+        if is_split(data):
+            data = data._local_tensor  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunctionSubclass():
             fits = data.shape == parameter.shape and data.dtype == parameter.dtype
             same_strides = data.stride() == parameter.stride()

@@ -35,6 +35,7 @@ from patrickstar.engine.region_inputs import RegionInputs
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.sharding import Sharding
 from patrickstar.engine.sizing import refuse_what_cannot_fit, refused_to_build, specification_of
+from patrickstar.engine.split import refuse_what_cannot_be_split
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import ShardNorms, Stepping
 from patrickstar.errors import BudgetError, ConfigError
@@ -153,6 +154,7 @@ def _assemble(
         sharding = Sharding(manager, settings.ranks)
     with _nursery(manager, home, settings, ahead, sharding) as nursery:
         module = _built(provider, nursery, settings, param_groups)
+        _refuse_what_is_split(module, home, settings)
         settings.precision.cast_buffers(module)
         if settings.device is not None:
             move_unmanaged(module, settings.device)
@@ -175,7 +177,7 @@ def _assemble(
                 rehome(parameter, home, settings.device or torch.device("cpu"))
     norms = reducer = None
     if sharding is not None:
-        norms = ShardNorms(sharding.ranks)
+        norms = ShardNorms(sharding.ranks, state.aligned)
         reducer = GradientReducer(state, sharding, norms)
     stepping = Stepping(
         state,
@@ -341,6 +343,18 @@ def _refuse_whole_tensor_rules(settings: RunSettings, ranks: Ranks) -> None:
         )
 
 
+def _refuse_what_is_split(module: nn.Module, home: ChunkHome, settings: RunSettings) -> None:
+    if not home.has_split:
+        return
+    ranks = settings.ranks
+    refuse_what_cannot_be_split(module, None if ranks is None else ranks.comm.topology.ranks)
+    if settings.rule.per_tensor:
+        raise ConfigError(
+            f"{settings.rule.name} updates a weight by norms or products of its whole tensor, and "
+            "this rank has parts of some (DTensors): use AdamW or another rule of elements"
+        )
+
+
 def _facts_of(state: ModelState, settings: RunSettings) -> dict[str, Any]:
     return {
         "parameters": sum(slot.numel for _, slot in state.slots.values()),
@@ -413,14 +427,6 @@ def _reserve_disk(state: ModelState, settings: RunSettings) -> None:
 
 def _refuse_unmanaged(state: ModelState) -> None:
     for name, parameter in state.unmanaged:
-        if parameter.requires_grad and hasattr(parameter, "to_local"):
-            raise ConfigError(
-                f"parameter {name!r} is a DTensor: this rank has a part of it, as tensor "
-                "parallelism and FSDP2 leave it, and the engine puts whole parameters into chunks. "
-                "Hand over the model as it is before it is split; or keep what splits it, and "
-                "train with patrickstar.optim.ChunkedAdamW(model.parameters(), ...), whose states "
-                "are in chunks: see docs/use-with-deepspeed-zero.md"
-            )
         if parameter.requires_grad:
             raise ConfigError(
                 f"parameter {name!r} is a {type(parameter).__name__} of dtype {parameter.dtype}, "

@@ -134,9 +134,10 @@ def _refuse_partial_norms(comm: Communicator, config: Config) -> None:
         raise ConfigError(
             f"the communicator connects {size} of {world} ranks, and gradient_clipping is not "
             f"given, so its default of {clipping} holds; the norm would be that of the gradients "
-            "on these ranks alone. If the others hold other parts of the model (tensor "
-            "parallelism), set gradient_clipping to 0; if they train models of their own, set it "
-            "to what each of them clips to"
+            "on these ranks alone, but that of DTensors is of the whole. If the others hold other "
+            "parts of the model that you have split by hand, set gradient_clipping to 0; if these "
+            "are DTensors, set it as you like; if they train models of their own, set it to what "
+            "each of them clips to"
         )
 
 

@@ -21,11 +21,15 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from patrickstar.engine.split import as_wholes, has_plain_tensors, is_split
+
 _PLAIN = torch._C.DisableTorchFunctionSubclass
 
 
 class Home(Protocol):
     """What a managed tensor asks of the place that its data lives in."""
+
+    has_split: bool
 
     def use(self, tensors: list[Any], *, writes: list[Any]) -> Any:
         """A context in which the chunks of `tensors` are resident; those of `writes` change."""
@@ -118,6 +122,8 @@ def _dispatch(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
     home: Home = managed[0]._home
     with home.use(managed, writes=writes), _PLAIN():
         before = [tensor._version for tensor in managed]
+        if home.has_split:
+            args, kwargs = _as_operators_see(func, args, kwargs)
         result = func(*args, **kwargs)
         # Not every write has a name that says so: an embedding with `max_norm` scales its rows.
         changed = [t for t, old in zip(managed, before, strict=True) if t._version != old]
@@ -126,6 +132,17 @@ def _dispatch(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, An
             with home.use(unsaid, writes=unsaid):
                 pass
         return _marked(result, home)
+
+
+def _as_operators_see(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with DTensors for parameters of which this rank has a part."""
+    if getattr(func, "__self__", None) is _DATA or func is torch.Tensor.detach:
+        return args, kwargs
+    if _is_write(func) and has_plain_tensors(args[1:]):
+        return args, kwargs  # the part takes over what is a part
+    return as_wholes(args), as_wholes(kwargs)
 
 
 def _grad_property(func: Any, args: tuple[Any, ...]) -> Any:
@@ -149,6 +166,8 @@ def _marked(result: Any, home: Home) -> Any:
                 # A view inside a transform could not be fetched again when it is used.
                 return result.clone()
             return as_view(result, home)
+        if is_split(inside) and home.owns(inside._local_tensor.untyped_storage()._cdata):  # type: ignore[attr-defined]
+            return result.clone()
         return result
     if type(result) in (list, tuple):
         return type(result)(_marked(item, home) for item in result)
@@ -187,6 +206,8 @@ class ManagedParameter(nn.Parameter):
             return memo[id(self)]  # type: ignore[no-any-return]
         with self._home.use([self], writes=[]), _PLAIN():
             copy = nn.Parameter(self.detach().clone(), self.requires_grad)
+            if "_split" in self.__dict__:
+                copy.__dict__["_split"] = self.__dict__["_split"]
         self._home.adopt_copy(copy)
         memo[id(self)] = copy
         return copy

@@ -18,6 +18,7 @@ import torch
 
 from patrickstar.engine.aligned import Slot
 from patrickstar.engine.region_inputs import AwayView, RegionInputs
+from patrickstar.engine.split import is_split
 from patrickstar.engine.state import ModelState
 from patrickstar.memory import Access, ChunkManager, Use
 
@@ -35,6 +36,15 @@ class ChunkView:
     offset: int
     slot: Slot | None
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitView:
+    """A saved DTensor whose part lies in a chunk."""
+
+    part: Any
+    kind: Any
+    spec: Any
 
 
 class SavedTensors:
@@ -66,6 +76,8 @@ class SavedTensors:
         ):
             return _outside(tensor)
         with _PLAIN():
+            if is_split(tensor):
+                return self._pack_split(tensor)
             if tensor.layout is not torch.strided or tensor.device.type == "meta":
                 return _outside(tensor)
             chunk = self._manager.chunk_of(tensor.untyped_storage()._cdata)
@@ -90,7 +102,17 @@ class SavedTensors:
                 version,
             )
 
+    def _pack_split(self, tensor: torch.Tensor) -> Any:
+        """A DTensor: by its part, if that lies in a chunk."""
+        part = tensor._local_tensor  # type: ignore[attr-defined]
+        plain = part.layout is torch.strided and not part.is_meta
+        if plain and self._manager.chunk_of(part.untyped_storage()._cdata) is not None:
+            return SplitView(self.pack(part), type(tensor), tensor._spec)  # type: ignore[attr-defined]
+        return _outside(tensor)
+
     def unpack(self, packed: Any) -> torch.Tensor:
+        if type(packed) is SplitView:
+            return packed.kind(self.unpack(packed.part), packed.spec, requires_grad=False)  # type: ignore[no-any-return]
         if type(packed) is tuple:
             tensor, version = packed
             if tensor._version != version:

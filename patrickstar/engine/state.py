@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from patrickstar.engine.parameter import ManagedParameter, manage
 from patrickstar.engine.pieces import PiecedParameter, piece_name
 from patrickstar.engine.safe_modules import low_parameters
 from patrickstar.engine.sharding import MOST_GATHERED, Sharding
+from patrickstar.engine.split import Spread, spread_of
 from patrickstar.memory import Access, Chunk, ChunkManager, Use
 from patrickstar.memory.layout import Layout, choose_limit, pack
 from patrickstar.optim import UpdateRule
@@ -69,6 +70,21 @@ class StateSpecification:
         """Bytes that an update holds for one weight."""
         wide = (states + int(self.master)) * 4
         return self.dtype.itemsize + self.grad_dtype.itemsize + wide
+
+
+class Family(NamedTuple):
+    """What parameters must have in common to lie in one chunk.
+
+    Attributes:
+        group: of the optimizer's, -1 for none.
+        low: whether their gradients travel in the precision of autocast.
+        spread: where the other parts of them are.
+    """
+
+    group: int
+    trainable: bool
+    low: bool
+    spread: Spread
 
 
 class ModelState:
@@ -121,7 +137,7 @@ class ModelState:
 
     def _build(self, module: nn.Module, groups: Sequence[dict[str, Any]]) -> None:
         group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-        families: dict[tuple[int, bool, bool], list[Slot]] = {}
+        families: dict[Family, list[Slot]] = {}
         low = set() if self.ranks is None else low_parameters(module, self.ranks.low_classes)
         for name, parameter in in_pieces(module):
             if type(parameter) is not ManagedParameter:
@@ -139,21 +155,26 @@ class ModelState:
                 )
                 trainable = parameter.requires_grad and id(parameter) in group_of
             self.slots[id(parameter)] = (None, slot)  # type: ignore[assignment]
-            key = (group_of.get(id(parameter), -1), trainable, trainable and id(parameter) in low)
+            key = Family(
+                group_of.get(id(parameter), -1),
+                trainable,
+                trainable and id(parameter) in low,
+                spread_of(parameter),
+            )
             families.setdefault(key, []).append(slot)
         limit = self.specification.limit or self._choose_limit(families, groups)
         if self.ranks is not None:  # budgets may differ, chunks may not
             limit = self.ranks.least(limit)
         used = length = 0
-        for (group, trainable, travels_low), slots in families.items():
+        for family, slots in families.items():
             layout = pack([slot.numel for slot in slots], limit)
             used, length = used + layout.used, length + sum(layout.lengths)
-            hyper = groups[group] if group >= 0 else {}
-            self._place(group, trainable, travels_low, slots, layout, hyper)
+            hyper = groups[family.group] if family.group >= 0 else {}
+            self._place(family, slots, layout, hyper)
         self.utilisation = used / length if length else 1.0
 
     def _choose_limit(
-        self, families: dict[tuple[int, bool, bool], list[Slot]], groups: Sequence[dict[str, Any]]
+        self, families: dict[Family, list[Slot]], groups: Sequence[dict[str, Any]]
     ) -> int:
         largest = max(families.values(), key=lambda slots: sum(s.numel for s in slots), default=[])
         states = len(self.rule.states(groups[0])) if groups else 0
@@ -167,9 +188,7 @@ class ModelState:
 
     def _place(
         self,
-        group: int,
-        trainable: bool,
-        low: bool,
+        family: Family,
         slots: list[Slot],
         layout: Layout,
         hyper: dict[str, Any],
@@ -179,8 +198,10 @@ class ModelState:
         for length in layout.lengths:
             numel = max(length, 1) if self.ranks is None else self.ranks.padded(max(length, 1))
             parameter = create(numel, spec.dtype, "parameter")
-            aligned = AlignedChunks(group, [], parameter, stop=numel, low=low)
-            if trainable:
+            aligned = AlignedChunks(
+                family.group, [], parameter, stop=numel, low=family.low, spread=family.spread
+            )
+            if family.trainable:
                 aligned.gradient = create(numel, spec.grad_dtype, "gradient")
                 if spec.master:
                     aligned.master = create(numel, torch.float32, "master")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,11 +30,13 @@ class ShardNorms:
 
     Args:
         ranks: those that share the gradients.
+        aligned: the chunks, in an order that all ranks have.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, aligned: Sequence[AlignedChunks]) -> None:
         self._ranks = ranks
         self._squares: dict[int, float] = {}
+        self._spreads = {a.slots[0].index: a.spread for a in aligned}
 
     def measure(self, aligned: AlignedChunks, own: torch.Tensor) -> None:
         """Note the norm of this rank's part of the gradients while it is in cache."""
@@ -43,8 +46,14 @@ class ShardNorms:
 
     def total(self) -> float:
         """The norm over all ranks; called on all of them."""
-        squares = sum(self._squares[index] for index in sorted(self._squares))
-        (total,) = self._ranks.sum_of_shards([squares])
+        squares = dict.fromkeys(self._spreads.values(), 0.0)
+        for index in sorted(self._squares):
+            squares[self._spreads[index]] += self._squares[index]
+        sums = self._ranks.sum_of_shards([*squares.values()])
+        total = sum(
+            spread.sum([here])[0] if spread.groups else here
+            for spread, here in zip(squares, sums, strict=True)
+        )
         return math.sqrt(total) if total >= 0 else math.nan
 
     def clear(self) -> None:

@@ -192,22 +192,105 @@ def test_clipping_by_the_norm_of_a_part_has_to_be_asked_for(ranks: RankPool) -> 
         assert "set gradient_clipping to 0" in message
 
 
-def hand_over(rank: int, size: int) -> str:
+def by_torch(
+    rank: int, size: int, data: int, stage: int | None, clipping: float
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses, norms, and parts of weights of a block that `parallelize_module` has split.
+
+    Args:
+        data: ranks that hold the same part.
+        stage: of ours; None for a plain loop with torch's optimizer, where `data` is 1.
+    """
+    mesh = init_device_mesh("cpu", (data, size // data), mesh_dim_names=("data", "tensor"))
+    if stage is None:
+        model = split(mesh)
+        groups = [{"params": [p]} for p in model.parameters()]  # DTensors and tensors do not mix
+        optimizer = torch.optim.AdamW(groups, fused=True, **HYPER)
+        found = losses(model, optimizer, 0, 1)
+        return found, [], {name: part_of(p).clone() for name, p in model.named_parameters()}
+    config = {
+        "train_batch_size": ROWS,
+        "gradient_clipping": clipping,
+        "optimizer": {"type": "AdamW", "params": HYPER},
+        "zero_optimization": {"stage": stage},
+        "patrickstar": {"chunk_size": 256},
+    }
+    place, found, norms = mesh.get_local_rank("data"), [], []
+    with Communicator.from_mesh(mesh, shard="data") as comm:
+        engine, ours = patrickstar.initialize_engine(lambda: split(mesh), config, communicator=comm)
+        for step in range(STEPS):
+            loss = engine(batch(step).chunk(data)[place])
+            engine.backward(loss)
+            ours.step()
+            ours.zero_grad()
+            found.append(engine.mean_over_ranks(float(loss.detach())))
+            norms.append(engine.get_global_grad_norm() or 0.0)
+        weights = engine.state_dict()
+        engine.close()
+    return found, norms, weights
+
+
+def part_of(parameter: torch.Tensor) -> torch.Tensor:
+    return getattr(parameter, "_local_tensor", parameter).detach()
+
+
+def clipped_alone(rank: int, size: int, clipping: float) -> tuple[list[float], list[float]]:
+    model, norms = build(), []
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **HYPER)
+
+    def clip(*_: Any) -> None:
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clipping)))
+
+    optimizer.register_step_pre_hook(clip)
+    return losses(model, optimizer, 0, 1), norms
+
+
+def test_what_torch_has_split_trains_to_the_same_bits_as_in_a_plain_loop(ranks: RankPool) -> None:
+    plain = ranks.run(by_torch, 2, 1, None, 0.0)
+    for stage in (0, 1):
+        ours = ranks.run(by_torch, 2, 1, stage, 0.0)
+        for (found, _, weights), (expected, _, theirs) in zip(ours, plain, strict=True):
+            assert found == expected
+            assert weights.keys() == theirs.keys()
+            assert all(torch.equal(weights[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_norms_and_clipping_are_of_the_whole_of_what_is_split(ranks: RankPool, stage: int) -> None:
+    expected, norms = ranks.run(clipped_alone, 1, 0.05)[0]
+    assert min(norms) > 0.05
+    for found, there, _ in ranks.run(by_torch, 4, 2, stage, 0.05):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+        torch.testing.assert_close(there, norms, rtol=1e-4, atol=0)
+
+
+def hand_over(rank: int, size: int, fsdp: bool) -> str:
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+
+    def provide() -> nn.Module:
+        return fully_shard(build(), mesh=mesh["tensor"]) if fsdp else split(mesh)
+
     config = {
         "train_batch_size": 2,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": HYPER},
     }
-    with Communicator.from_mesh(mesh, shard="data") as comm:
+    over = "data" if fsdp else "tensor"
+    with Communicator.from_mesh(mesh, shard=over) as comm:
         try:
-            patrickstar.initialize_engine(lambda: split(mesh), config, communicator=comm)
+            patrickstar.initialize_engine(provide, config, communicator=comm)
         except ConfigError as error:
             return str(error)
     return ""
 
 
-def test_the_engine_refuses_what_is_split_and_names_what_works(ranks: RankPool) -> None:
-    for message in ranks.run(hand_over, 2):
+def test_parts_that_would_be_taken_for_copies_are_refused(ranks: RankPool) -> None:
+    for message in ranks.run(hand_over, 2, False):
         assert "'up.weight' is a DTensor" in message
+        assert "shard='data'" in message
+
+
+def test_what_fsdp2_manages_is_refused_with_what_works(ranks: RankPool) -> None:
+    for message in ranks.run(hand_over, 2, True):
+        assert "fully_shard" in message
         assert "ChunkedAdamW" in message
