@@ -38,7 +38,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: setup lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # 25M parameters have 389 MiB of state in bf16 (16 bytes each, gradients included); the host gets
 # less than half of that, and the rest goes to a file that vanishes with the run.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import patrickstar
+from patrickstar.cli import app
 
 
 def test_the_module_is_the_command_line() -> None:
@@ -34,10 +35,5 @@ def test_a_shell_completes_commands_options_and_presets(typed: str, expected: se
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "patrickstar"],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-    )
-    assert set(done.stdout.split()) == expected, done.stderr
+    done = CliRunner(env=asked).invoke(app, [], prog_name="patrickstar")
+    assert set(done.stdout.split()) == expected, done.output

@@ -56,8 +56,7 @@ def lose_a_rank(rank: int, size: int, fate: str) -> dict[str, object]:
     return wait_for_error(comm, work)
 
 
-@pytest.mark.parametrize("fate", ["killed", "killed later"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "fate"), [(3, "killed"), (2, "killed later")])
 def test_a_killed_peer_is_named_with_the_collective_and_the_chunk(ranks, size, fate):
     answers = ranks.run(lose_a_rank, size, fate)
     assert isinstance(answers.pop(1), Died)

@@ -186,7 +186,8 @@ def test_a_hugging_face_model_has_the_bits_of_an_ordinary_loop_at_every_budget(
     how = settings(
         host=int(smallest * 1.5), disk=tmp_path, chunk=chunk, policy=policy(), plan=False
     )
-    run_engine(provider, batches, how).assert_same(expected)
+    few = batches[:4]  # without a plan one step is as another
+    run_engine(provider, few, how).assert_same(run_plain(provider, few))
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_bad_numbers_do_what_they_do_in_an_ordinary_loop(seed: int, tmp_path: Pa
     assert accidents.bad_numbers(tmp_path, random.Random(seed)) is None
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(3))  # making the spool, reading from it, renaming
 def test_a_run_survives_files_that_fail(number: int, tmp_path: Path) -> None:
     found = disks.sick_run(number, 1, tmp_path)
     assert found["why"] is None, found
