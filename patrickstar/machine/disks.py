@@ -18,6 +18,7 @@ from patrickstar.memory.arena import PageArena
 from patrickstar.memory.spool import Slot
 
 SLOT = 64 << 20
+AT_ONCE = 2  # copies, as many as `patrickstar.memory.ChunkManager` makes
 IN_MEMORY = ("tmpfs", "ramfs")
 OVER_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "lustre")
 
@@ -54,8 +55,13 @@ def mount_of(folder: Path, mounts: Path = Path("/proc/mounts")) -> tuple[str, st
     return best
 
 
-def measure_disk(folder: Path, nbytes: int = 1 << 30, workers: int = 4, rounds: int = 2) -> Disk:
+def measure_disk(
+    folder: Path, nbytes: int = 1 << 30, workers: int = AT_ONCE, rounds: int = 2
+) -> Disk:
     """The best rates of direct writes and reads of a file of `nbytes` bytes; it is gone afterwards.
+
+    Made as training makes them: as many at once, and with their checksums. Some disks are faster
+    with more at once and others slower, so other numbers would say nothing about a step.
 
     Raises:
         ConfigError: the folder cannot be written, or has no room for the file.
@@ -68,7 +74,7 @@ def measure_disk(folder: Path, nbytes: int = 1 << 30, workers: int = 4, rounds: 
             "disk takes; make room or choose another folder"
         )
     try:
-        spool = Spool(place, verify=False)
+        spool = Spool(place)
     except OSError as error:
         raise ConfigError(f"{str(folder)!r} cannot be written ({error.strerror})") from error
     arena = PageArena()

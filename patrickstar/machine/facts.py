@@ -69,7 +69,7 @@ class Accelerator(Processor):
 
 
 class Disk(Facts):
-    """Direct reads and writes of a large file, several in flight.
+    """Direct reads and writes of a large file, as many in flight as training has.
 
     Attributes:
         folder: where it was measured.

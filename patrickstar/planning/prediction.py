@@ -200,13 +200,19 @@ def _disk(run: Rehearsed, plan: Plan, budget: int | None) -> TierPrediction:
     # What memory holds needs no place, apart from what is on its way. Chunks are not cut, so of
     # each tier as much as the largest one may stay unused.
     total, largest = sum(slots.values()), max(slots.values(), default=0)
-    others = [run.activation_bytes, *(0 for _ in run.budgets[1:])]
-    held = sum(
-        max(0, (budget or 0) - other - largest)
-        for budget, other in zip(run.budgets, others, strict=True)
-    )
-    most = max(total, sum(run.needs.built_in(run.budgets)))
-    least = max(0, min(most, most + _COPIES * largest - held))
+    host = max(0, run.budgets[-1] - largest - (run.activation_bytes if len(run.names) == 1 else 0))
+    device = 0
+    if len(run.names) > 1:  # which holds only what is used on it
+        most = min(run.budgets[0] or 0, run.everything(0))
+        device = max(0, most - run.activation_bytes - largest)
+    live = [total - device]
+    if (
+        run.update_tier
+    ):  # what was updated on the host is there or below, and its gradients are dead
+        dead = {chunk for moment in run.trace.moments for chunk in moment.blanked}
+        live.append(total - sum(slots[chunk] for chunk in dead))
+    live.append(sum(run.needs.built_in(run.budgets)))
+    least = max(0, min(max(live[-1], total), max(live) + _COPIES * largest - host))
     least = -(-least // _SLOT) * _SLOT
     reserved = total if budget is None else min(total, budget)
     return TierPrediction(budget, least, _most_on_disk(plan, slots, len(run.names) - 1), reserved)

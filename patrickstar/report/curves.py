@@ -35,7 +35,7 @@ def loss_curve(series: Series) -> Figure | None:
         traces,
         320,
         xaxis={"title": {"text": "step"}},
-        yaxis={"title": {"text": "loss"}},
+        yaxis={"title": {"text": "loss", "standoff": 12}},
         hovermode="x unified",
         showlegend=series.width > 1,
     )
@@ -70,7 +70,7 @@ def _curve(
         [_line(x, y, title, colour)],
         height,
         xaxis={"title": {"text": "step"}},
-        yaxis={"title": {"text": title}, "rangemode": "tozero", **axis},
+        yaxis={"title": {"text": title, "standoff": 12}, "rangemode": "tozero", **axis},
         hovermode="x unified",
         showlegend=False,
     )

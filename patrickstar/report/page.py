@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -109,8 +110,14 @@ def _subtitle(run: Run) -> str:
     if isinstance(parameters, int):
         parts.append(f"{parameters / 1e6:,.1f}M parameters")
     texts = [facts.get(key) for key in ("precision", "optimizer", "started")]
-    parts += [text[:60] for text in texts if isinstance(text, str)]
+    parts += [_time(text[:60]) for text in texts if isinstance(text, str)]
     return html.escape(" · ".join(parts))
+
+
+def _time(text: str) -> str:
+    """A time as people write it; any other text as it is."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d\+00:00", text)
+    return f"{found[1]} {found[2]} UTC" if found else text
 
 
 def _notices(notices: Sequence[str]) -> str:
