@@ -15,14 +15,14 @@ setup: $(STAMP)
 # CPU build of it by itself, PIP_EXTRA_INDEX_URL can name an index that has one.
 CPU_TORCH ?= torch==2.13.0
 
-# What training, planning and the page of a run need.
+# What training, planning (of Hugging Face configs too) and the page of a run need.
 $(TRAINS): pyproject.toml
 	@test -d $(VENV) || { echo "Making a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -c "import torch" 2>/dev/null || command -v nvidia-smi >/dev/null || \
 		{ echo "Installing PyTorch for CPUs into $(VENV): the largest part, some minutes"; \
 		$(PIP) $(CPU_TORCH); }
 	@echo "Installing PatrickStar and what it needs into $(VENV)"
-	@$(PIP) --editable ".[report]"
+	@$(PIP) --editable ".[hf,report]"
 	@touch $(TRAINS)
 
 # What the tests need besides.
