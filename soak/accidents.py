@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import patrickstar
 from patrickstar.errors import ChunkStateError
-from soak.disks import SPEC, STEPS, config, expected
+from soak.disks import SPEC, STEPS, config, expected, prepare
 from soak.tally import Tally
-from soak.training import fingerprint, one_step, start, warm_up
+from soak.training import fingerprint, one_step, start
 from soak.watched import run_all
 
 LIMIT = 180.0  # seconds
@@ -273,7 +273,7 @@ ACCIDENTS: dict[str, tuple[Accident, int]] = {
 
 def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
     """Try `count` accidents, shared out among the kinds."""
-    warm_up(folder / "warm")
+    prepare(folder)
     whole = sum(share for _, share in ACCIDENTS.values())
     tallies = {name: Tally(name) for name in ACCIDENTS}
     jobs = [

@@ -16,9 +16,9 @@ from typing import Any
 
 from patrickstar.errors import CheckpointError, SpoolError
 from patrickstar.memory import DiskTier
-from soak.disks import SPEC, STEPS, config, expected
+from soak.disks import SPEC, STEPS, config, expected, prepare
 from soak.tally import Tally
-from soak.training import fingerprint, one_step, start, warm_up
+from soak.training import fingerprint, one_step, start
 from soak.watched import run_all
 
 LIMIT = 600.0  # seconds
@@ -113,7 +113,7 @@ def slots(number: int, seed: int, folder: Path) -> str | None:
 
 def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
     """Damage `count` checkpoints, and a fourth as many spool slots."""
-    warm_up(folder / "warm")
+    prepare(folder)
     files = Tally("checkpoints with a file that is damaged, cut, longer or missing")
     disk = Tally("spool files with bytes changed or cut, under a run that verifies its disk")
     jobs: list[tuple[Any, Callable[[Callable[[], None]], Any]]] = [

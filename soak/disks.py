@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import random
 import resource
@@ -43,6 +44,7 @@ def config(precision: str, spool: Path | None) -> dict[str, Any]:
     return made
 
 
+@functools.cache  # it is the same for every trial, and children inherit it
 def expected(precision: str) -> dict[str, Any]:
     """The run without a fault and without a budget."""
     engine, optimizer = start(SPEC, config(precision, None))
@@ -207,9 +209,16 @@ def full_run(number: int, seed: int, folder: Path) -> dict[str, Any]:
     return {"how": kind, "why": why, "errors": len(errors), "injected": len(errors)}
 
 
+def prepare(folder: Path) -> None:
+    """What every trial needs, made before the first fork."""
+    warm_up(folder / "warm")
+    for precision in ("fp32", "bf16"):
+        expected(precision)
+
+
 def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
     """Try `count` failing disks and half as many full ones."""
-    warm_up(folder / "warm")
+    prepare(folder)
     sick = Tally("files that fail or are short, under the spool and checkpoints")
     full = Tally("full disks, under the spool and checkpoints")
     jobs = [((sick, n), _job(sick_run, n, seed, folder)) for n in range(count)]
