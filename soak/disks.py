@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from patrickstar.checkpoint import has_latest, open_checkpoint
-from patrickstar.errors import CheckpointError, ChunkStateError, SpoolError
+from patrickstar.errors import BudgetError, CheckpointError, ChunkStateError, SpoolError
 from soak.models import Spec
 from soak.tally import Tally
 from soak.training import config_for, fingerprint, one_step, start, warm_up
@@ -185,7 +185,13 @@ def full_run(number: int, seed: int, folder: Path) -> dict[str, Any]:
         except SpoolError as error:
             return {"how": kind, "why": None, "errors": 1, "injected": 1, "told": str(error)}
         for step, batch in enumerate(SPEC.batches(STEPS)):
-            loss = one_step(engine, optimizer, batch)
+            try:
+                loss = one_step(engine, optimizer, batch)
+            except BudgetError as error:
+                if engine.global_steps or error.tier != "disk":
+                    raise
+                engine.close()
+                return {"how": kind, "why": None, "errors": 1, "injected": 1, "told": str(error)}
             if loss != wanted["losses"][step]:
                 why = f"the loss of step {step} is another"
             if step == 2 and kind == "tmpfs":  # somebody else fills the disk

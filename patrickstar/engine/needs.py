@@ -55,6 +55,24 @@ def enough_below(most: int, sizes: Mapping[int, int], above: int | None, *, disk
     return largest if disk else most - above + 2 * largest
 
 
+def enough_on_disk(most: int, sizes: Mapping[int, int], above: Sequence[int | None]) -> int:
+    """Bytes that are enough for a disk below memory, in whatever order chunks come and go.
+
+    A chunk that comes has its place above while it still has one on the disk, and so has one that
+    makes room for it. Where both are as large as any, no tier above may lack more than one.
+
+    Args:
+        most: `at_once` of the run.
+        above: the budgets of the tiers in memory.
+    """
+    budgets = [budget for budget in above if budget is not None]
+    if len(budgets) < len(above) or most <= sum(budgets):
+        return 0  # nothing has to leave memory
+    largest = max(sizes.values(), default=0)
+    everything = sum(sizes.values())  # a disk that holds it takes any chunk at any time
+    return min(everything, most - sum(budgets) + (len(budgets) + 1) * largest)
+
+
 def with_margin(nbytes: int) -> int:
     """A budget of `nbytes`, with room for what no plan knows."""
     return nbytes + nbytes // 64 + _MARGIN

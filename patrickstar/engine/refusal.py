@@ -11,7 +11,7 @@ update, so that no run is refused after it began to train.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from patrickstar.engine.grouping import gradient_alone, grouped, parameter_alone
-from patrickstar.engine.needs import Needs, at_once, enough_below, with_margin
+from patrickstar.engine.needs import Needs, at_once, enough_below, enough_on_disk, with_margin
 from patrickstar.engine.pieces import PiecedParameter
 from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
@@ -128,9 +128,12 @@ def with_smallest(
         dtypes=None,
         base=base,
     )
+    budgets = tuple(tier.capacity for tier in memory)
     if error.tier not in names:
-        return error
-    verdict = needs.judge(tuple(tier.capacity for tier in memory))
+        laid = needs.laid_out(budgets)
+        smallest = enough_on_disk(laid.most, laid.sizes, budgets)
+        return _too_small(error.tier, error.budget, max(error.smallest, smallest))
+    verdict = needs.judge(budgets)
     smallest = verdict.smallest[names.index(error.tier)]
     # Real kernels may keep more than the fake ones (packed weights, workspaces): by how much more
     # is seen where both have been.
@@ -152,12 +155,14 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
         BudgetError: with the smallest that works.
     """
     manager = state.manager
+    if recorded is None or state.ranks is not None:  # what a rank gathers is not known here
+        return
     memory = [tier for tier in manager.tiers if not isinstance(tier, DiskTier)]
     disk, lowest = len(memory) < len(manager.tiers), len(memory) - 1
     budget = memory[lowest].capacity
-    if recorded is None or budget is None or (disk and not lowest):
-        return
-    if state.ranks is not None:  # what a rank gathers is not known here
+    judged = budget is not None and not (disk and not lowest)
+    room = manager.tiers[-1].capacity if disk else None
+    if not judged and room is None:
         return
     moments = list(recorded.moments)
     other = {number: account.other for number, account in enumerate(manager.ledger.tiers)}
@@ -165,17 +170,32 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
         if aligned.gradient is not None and any(slot.has_grad for slot in aligned.slots):
             uses = update_uses(aligned, state.update_tier, remade=False)
             moments.append(Moment(uses, other, (aligned.gradient.id,)))
-    need = _need(state, Trace(moments), lowest, disk=disk)
-    if need > budget:
-        raise _too_small(memory[lowest].name, budget, need)
+    trace = Trace(moments)
+    sizes = _sizes(state, trace)
+    if budget is not None and judged:
+        need = _need(state, trace, sizes, lowest, disk=disk)
+        if need > budget:
+            raise _too_small(memory[lowest].name, budget, need)
+    if room is not None and room < sum(sizes.values()):
+        used = {use.chunk for moment in moments for use in moment.uses}
+        most = at_once(trace, sizes) + sum(sizes[chunk] for chunk in sizes.keys() - used)
+        need = enough_on_disk(most, sizes, [tier.capacity for tier in memory])
+        if need > room:
+            raise _too_small(manager.tiers[-1].name, room, need)
 
 
-def _need(state: ModelState, trace: Trace, tier: int, *, disk: bool) -> int:
-    """The smallest budget of `tier`, the lowest in memory, with those above it as they are."""
-    manager = state.manager
+def _sizes(state: ModelState, trace: Trace) -> dict[int, int]:
+    """Bytes of every chunk of the state and of the trace."""
     sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
     used = {use.chunk for moment in trace.moments for use in moment.uses}
-    sizes |= {chunk: manager.chunk(chunk).nbytes for chunk in used - sizes.keys()}
+    return sizes | {id_: state.manager.chunk(id_).nbytes for id_ in used - sizes.keys()}
+
+
+def _need(
+    state: ModelState, trace: Trace, sizes: Mapping[int, int], tier: int, *, disk: bool
+) -> int:
+    """The smallest budget of `tier`, the lowest in memory, with those above it as they are."""
+    manager = state.manager
     above = [t.capacity for t in manager.tiers[:tier]]
     need = 0
     if tier:
@@ -188,11 +208,19 @@ def _need(state: ModelState, trace: Trace, tier: int, *, disk: bool) -> int:
 
 
 def _too_small(tier: str, budget: int, smallest: int) -> BudgetError:
+    instead = (
+        "Less would do with activation checkpointing, a smaller micro-batch, or a smaller "
+        "patrickstar.chunk_size"
+    )
+    if tier == "disk":
+        instead = (
+            "Raise patrickstar.memory.disk.size if it was given, or free so much of the disk under "
+            "patrickstar.memory.disk.path; less would do with more memory"
+        )
     return BudgetError(
         f"the {tier} budget of {format_budget(budget)} is too small for this model on "
         f"these inputs. The smallest that works is {size_at_least(smallest)} ({smallest} bytes). "
-        "Less would do with activation checkpointing, a smaller micro-batch, or a smaller "
-        "patrickstar.chunk_size",
+        f"{instead}",
         tier=tier,
         budget=budget,
         smallest=smallest,

@@ -13,7 +13,7 @@ from torch import nn
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.initialize import make_engine
 from patrickstar.engine.optimizer import ChunkedOptimizer
-from patrickstar.errors import ConfigError, SpoolError
+from patrickstar.errors import BudgetError, ConfigError, SpoolError
 from patrickstar.memory import DiskTier
 from tests.engine.training import HYPER, run_engine, run_plain, settings
 
@@ -161,6 +161,21 @@ def test_a_disk_smaller_than_the_state_does_if_memory_holds_the_rest(tmp_path: P
     how = settings(host=2 * BUDGET, chunk=CHUNK)
     small = dataclasses.replace(how, disk=(tmp_path, 640 << 10))
     plain.assert_same(run_engine(lambda: Squares(24), batches(4), small))
+
+
+def test_a_disk_that_would_be_too_small_at_the_second_step_is_refused_at_the_first(
+    tmp_path: Path,
+) -> None:
+    how = settings(host=2 * BUDGET, chunk=CHUNK)
+    model = lambda: Squares(24)  # noqa: E731
+    engine, optimizer = make_engine(model, dataclasses.replace(how, disk=(tmp_path, 512 << 10)))
+    engine.backward(engine(**batches(1)[0]))
+    with pytest.raises(BudgetError, match=r"disk budget of 512\.00 KiB is too small") as caught:
+        optimizer.step()
+    assert (caught.value.tier, engine.global_steps) == ("disk", 0)
+    engine.close()
+    named = dataclasses.replace(how, disk=(tmp_path, caught.value.smallest))
+    run_plain(model, batches(2)).assert_same(run_engine(model, batches(2), named))
 
 
 def test_a_disk_that_returns_other_bytes_is_never_trained_on(tmp_path: Path) -> None:
