@@ -148,6 +148,8 @@ class Needs:
         self._update_tier = self._names.index(specification.update_on)
         self._laid_out: dict[tuple[int, ...], LaidOut] = {}
         self._found: dict[Budgets, list[int]] = {}
+        # By trace and the budgets above a tier: what it must hold. The trace keeps its id its own.
+        self._played: dict[tuple[int | None, ...], tuple[Trace, int]] = {}
 
     @property
     def alone(self) -> Trace | None:
@@ -159,6 +161,7 @@ class Needs:
         self._alone = trace
         self._laid_out.clear()
         self._found.clear()
+        self._played.clear()
 
     def laid_out(self, budgets: Budgets) -> LaidOut:
         """The layout that a run with these budgets has."""
@@ -185,6 +188,13 @@ class Needs:
             moments = [Moment(uses, dict(other), (dead,)) for uses, dead in updates_of(state)]
             trace, places = Trace(moments), []
         return LaidOut(state, trace, places, sizes, with_margin(at_once(trace, sizes)))
+
+    def holds(self, budgets: Budgets) -> Verdict:
+        """The same as `judge`, at a fraction of its time: what is named for a tier is what it must
+        hold under these budgets, which is a budget that works only if all do."""
+        needs = tuple(with_margin(need) if need else 0 for need in self.exact(budgets))
+        pairs = zip(needs, budgets, strict=True)
+        return Verdict(all(budget is None or need <= budget for need, budget in pairs), needs)
 
     def judge(self, budgets: Budgets) -> Verdict:
         """Whether a run with these budgets works, and the smallest that do."""
@@ -236,9 +246,13 @@ class Needs:
         for tier, budget in enumerate(budgets):
             # One tier more than there are, so that the lowest is played too.
             below = [None] * (len(budgets) - tier + 1)
-            plan = self.planned(trace, sizes, [*above, *below])
             lowest = not self._disk and tier + 1 == len(budgets)  # nothing can leave it
-            needs.append((plan.peak if lowest else plan.smallest).get(tier, 0))
+            # A tier depends on those above it alone, and these are asked about again and again.
+            key = (id(trace), *above)
+            if key not in self._played:
+                plan = self.planned(trace, sizes, [*above, *below])
+                self._played[key] = trace, (plan.peak if lowest else plan.smallest).get(tier, 0)
+            needs.append(self._played[key][1])
             above.append(None if budget is None else max(budget, needs[-1]))
         return needs
 

@@ -219,6 +219,7 @@ class _Asked:
         machine: Machine | None = None,
         known: Prediction | None = None,
         guess: bool = False,
+        named: bool = True,
     ) -> Prediction:
         settings, facts = settings or self._settings, machine or self.facts
         timed = settings.device is None or facts.accelerator is not None
@@ -231,6 +232,7 @@ class _Asked:
             self._measured.guess if guess and self._measured is not None else self._seconds,
             overhead=self._measured.overhead() if self._measured is not None else None,
             known=known,
+            named=named,
         )
 
     def holds(self, found: Prediction) -> bool:
@@ -268,10 +270,10 @@ class _Asked:
 
         if settings.host_budget is not None:
             more = replace(settings, host_budget=2 * settings.host_budget)
-            tried("twice the host memory", self.predicted(run.under(more), more))
+            tried("twice the host memory", self.predicted(run.under(more), more, named=False))
         if settings.device_budget is not None:
             more = replace(settings, device_budget=2 * settings.device_budget)
-            tried("twice the device memory", self.predicted(run.under(more), more))
+            tried("twice the device memory", self.predicted(run.under(more), more, named=False))
         disk = self.facts.disk
         if settings.disk is not None and disk is not None:
             faster = disk.model_copy(update={"read": 2 * disk.read, "write": 2 * disk.write})
@@ -280,12 +282,12 @@ class _Asked:
         if recomputing is not None:
             tried(
                 "recomputation the other way",
-                self.predicted(self.rehearsed(recomputing), guess=True),
+                self.predicted(self.rehearsed(recomputing), guess=True, named=False),
             )
         larger = tree_map_only(torch.Tensor, _twice, self._inputs)
         tried(
             "a batch twice as large",
-            self.predicted(self.rehearsed(provider, larger), guess=True),
+            self.predicted(self.rehearsed(provider, larger), guess=True, named=False),
             2,
         )
         return found

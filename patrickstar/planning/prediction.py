@@ -108,6 +108,7 @@ def predict(
     *,
     overhead: Overhead | None = None,
     known: Prediction | None = None,
+    named: bool = True,
 ) -> Prediction:
     """What `run` takes under the budgets of `settings`, on `machine` if one is given.
 
@@ -115,12 +116,13 @@ def predict(
         seconds: of an operator on the machine.
         overhead: what the engine takes beside, if it and `seconds` were measured.
         known: the answer for the same run and settings on another machine: only the step differs.
+        named: whether `smallest` is looked for; if not, it is what these budgets make a tier hold.
     """
     if known is None:
         budgets, disk = run.budgets, settings.disk is not None
         # Without a disk nothing leaves the lowest tier; one more below it shows what it must hold.
         plan = _live_plan(run, settings, [*budgets, None] if disk else [*budgets[:-1], None, None])
-        verdict = run.needs.judge(budgets)
+        verdict = run.needs.judge(budgets) if named else run.needs.holds(budgets)
         tiers = _tiers(run, settings, plan, verdict)
         fits = verdict.fits and all(tier.fits for tier in tiers.values())
     else:
