@@ -216,6 +216,9 @@ class Needs:
             if len(budgets) > 1:
                 above = None if budgets[0] is None else max(budgets[0], needs[0])
                 enough = enough_below(laid.most, laid.sizes, above, disk=self._disk)
+                if not self._disk and needs[1]:
+                    # A few bytes more above than were rehearsed send down a whole chunk more.
+                    needs[1] += max(laid.sizes.values(), default=0)
                 needs[1] = max(needs[1], enough)
             if self._dtypes is not None:
                 length = construction_length(budgets)

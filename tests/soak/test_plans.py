@@ -79,3 +79,15 @@ def test_gradients_of_an_accumulation_lie_beside_the_next_forward(backwards: int
     config["patrickstar"]["memory"] = {"host": 400_000}
     found = judged(Spec("gpt", 64, 2, 2, 16), config)
     assert (found["wrong"], found["fits"]) == (None, False)
+
+
+def test_a_chunk_more_that_the_device_cannot_hold_has_room_on_a_host_without_a_disk() -> None:
+    config = config_for("Muon", "bf16", 2, 0.5)
+    config["patrickstar"] |= {
+        "chunk_size": 1,
+        "policy": "fifo",
+        "prefetch": False,
+        "update": "host",
+        "memory": {"host": 391073, "device": 586840},
+    }
+    assert judged(Spec("encoder", 96, 4, 4, 33), config)["wrong"] is None
