@@ -35,7 +35,8 @@ class Segments:
         device: whose memory the compute tier is.
         base: bytes on the compute tier that are always there and no chunk owns (buffers).
         overlap: knows which iterations make the updates of the one before.
-        allocated_peak: the most bytes that the device gave out since the last call, if it tells.
+        allocated_peak: the most bytes that the device had given out at once since the last call, if
+            it tells.
         recording: is told when iterations and segments begin and end, if there is one.
         sharding: has the chunks that several ranks share, if they do.
     """
@@ -55,6 +56,7 @@ class Segments:
         self._key: Hashable = None
         self.base = base
         self._allocated_peak = allocated_peak
+        self._chunks_before: int | None = None  # bytes, while an operator runs that is measured
         self._recording = recording
         self.device = device
         self._live = LiveStorages(manager.owns, device.type)
@@ -204,16 +206,24 @@ class Segments:
         return False
 
     def _before_operator(self, nbytes: int) -> None:
-        if nbytes and self._watching:
+        if not self._watching:
+            return
+        if nbytes:
             self._manager.set_other(0, self._beside + self._live.nbytes + nbytes)
+        if self._allocated_peak is not None:
+            # What was given out before is no need of this operator: chunks that have made room.
+            self._allocated_peak()
+            self._chunks_before = self._manager.ledger.tiers[0].chunks
 
     def _after_operator(self) -> None:
         if not self._watching:
             return  # the mode outlived its segment, which an exception cut short
         counted = self._beside + self._live.nbytes
-        if self._allocated_peak is not None:
+        if self._allocated_peak is not None and self._chunks_before is not None:
             # Scratch memory of kernels, gone again: the plan must leave room for it.
-            peak = self._allocated_peak() - self._manager.ledger.tiers[0].chunks
+            chunks = max(self._chunks_before, self._manager.ledger.tiers[0].chunks)
+            self._chunks_before = None
+            peak = self._allocated_peak() - chunks
             if peak > counted:
                 self._manager.set_other(0, peak)
         self._manager.set_other(0, counted)

@@ -40,10 +40,13 @@ class AcceleratorTier:
         self._storages: set[int] = set()
 
     def take(self, chunk: int, nbytes: int, *, zero: bool) -> None:
-        flat = self._flat(chunk, nbytes)
-        self._resize(flat.untyped_storage(), nbytes)
-        if zero:
-            flat.zero_()
+        # What the tier does is no operator of the user's, whoever watches those: the memory it
+        # takes here is on the books.
+        with torch._C._DisableTorchDispatch():
+            flat = self._flat(chunk, nbytes, there=True)
+            self._resize(flat.untyped_storage(), nbytes)
+            if zero:
+                flat.zero_()
 
     def give_back(self, chunk: int) -> None:
         self._bytes[chunk].untyped_storage().resize_(0)
@@ -62,11 +65,14 @@ class AcceleratorTier:
                 flat.untyped_storage().resize_(0)
 
     def close(self) -> None:
+        # Parameters refer to the storages, and live until somebody collects the model.
+        for flat in self._bytes.values():
+            flat.untyped_storage().resize_(0)
         self._bytes.clear()
 
     def tensor(self, chunk: int, nbytes: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
-        storage = self._flat(chunk, nbytes).untyped_storage()
-        return _over(storage, dtype, numel)
+        with torch._C._DisableTorchDispatch():
+            return _over(self._flat(chunk, nbytes).untyped_storage(), dtype, numel)
 
     def owns(self, storage: int) -> bool:
         return storage in self._storages
@@ -81,11 +87,13 @@ class AcceleratorTier:
         mark = self._copies.mark()
         return lambda: self._copies.copy(_bytes_of(target()), self._bytes[chunk], mark)
 
-    def _flat(self, chunk: int, nbytes: int) -> torch.Tensor:
+    def _flat(self, chunk: int, nbytes: int, *, there: bool = False) -> torch.Tensor:
         """The chunk's bytes. Kept, so that a copy under way adds no reference to the storage."""
         found = self._bytes.get(chunk)
         if found is None:
             storage = torch.UntypedStorage(0, device=self.device)  # type: ignore[no-untyped-call]
+            if there:
+                self._resize(storage, nbytes)
             self._storages.add(storage._cdata)
             found = self._bytes[chunk] = _over(storage, torch.uint8, nbytes)
         return found
