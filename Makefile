@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install
 TRAINS := $(VENV)/.trains
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup train test lint bench soak docs clean
+.PHONY: setup train test lint bench soak accelerator docs clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,12 @@ bench: setup
 # One part, a few times: make soak SOAK="--part kills --count 5"
 soak: setup
 	$(BIN)/python -m soak.run $(SOAK)
+
+# The path of accelerators on a double of one, which is compiled first: tests/accelerator/late.py.
+accelerator: setup
+	PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		-p tests.accelerator.late tests/accelerator tests/engine/test_on_an_accelerator.py \
+		tests/comm/test_stream_lane.py tests/memory/test_accelerator.py
 
 # The documentation as a site, in site/.
 docs: setup
