@@ -54,3 +54,11 @@ def test_memory_that_is_freed_is_not_read_again_by_chance() -> None:
     torch.accelerator.current_stream().synchronize()
     stream.synchronize()
     assert host.isnan().all()
+
+
+def test_pytorch_counts_the_devices_and_keeps_their_random_state() -> None:
+    assert torch.accelerator.device_count() >= 1
+    state = torch.get_device_module("late").get_rng_state(0)
+    first = torch.rand(3, device="late")
+    torch.get_device_module("late").set_rng_state(state, 0)
+    assert torch.rand(3, device="late").equal(first)
