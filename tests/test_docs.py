@@ -73,6 +73,7 @@ NOT_RUN = {
     "make lint": "CI runs it",
     "make test": "these tests are it",
     "make soak": "takes up to 40 minutes; tests/soak runs each part in small",
+    "make accelerator": "compiles the double; its tests are skipped without it",
     "make docs": "tests/test_site.py builds the site",
     ".venv/bin/python -m pytest ": "these tests are some of them",
     ".venv/bin/python benchmarks/": "takes minutes; its options are tried, and tests/benchmarks",
