@@ -76,7 +76,6 @@ def planned(job: Job, machine: str | None = None) -> dict[str, Any]:
     from benchmarks.systems.chunked import config_of
     from patrickstar.models import GPT, preset
 
-    torch.set_num_threads(job.threads)
     config = dataclasses.replace(preset(job.model), **job.changes)
     tokens = torch.zeros(job.sequences, job.length, dtype=torch.long, device="meta")
     found = patrickstar.plan(
@@ -129,7 +128,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.plan:
-        answer = planned(Job.from_json(given.plan))
+        import torch
+
+        job = Job.from_json(given.plan)
+        torch.set_num_threads(job.threads)
+        answer = planned(job)
     elif given.case:
         answer = compare(given.case, given.disk, given.threads)
     else:

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from .rank_pool import RankPool
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Iterator[None]:
+    """Sums depend on the number of threads, so a test that leaves another changes others' bits."""
+    before = torch.get_num_threads()
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert left == before, f"this test leaves {left} threads where there were {before}"
 
 
 @pytest.fixture(scope="session")
