@@ -3,8 +3,8 @@
     python -m benchmarks.network --rate 1gbit [--steps 6] [--json FILE]    # as root, on Linux
 
 Two network namespaces are joined by a pair of virtual devices, each with a token bucket filter on
-what it sends, and a rank runs in each of them. The counters of `patrickstar.comm` tell how long
-collectives ran and how long the computation waited for them.
+what it sends. In each of them `torchrun --nnodes 2` starts a rank, as on two machines. The counters
+of `patrickstar.comm` tell how long collectives ran and how long the computation waited for them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,9 +27,10 @@ HOSTS = ("10.77.0.1", "10.77.0.2")
 STAGES = (2, 3)
 BATCH, LENGTH = 4, 256
 WARM_UP = 3
+_PATIENCE = 300.0  # seconds for one run
 
 
-def train(rank: int, stage: int, overlap: bool, steps: int) -> dict[str, Any]:
+def train(stage: int, overlap: bool, steps: int) -> dict[str, Any]:
     """One rank's part of a run; its mean seconds of a step."""
     import torch
     import torch.distributed as dist
@@ -35,7 +38,8 @@ def train(rank: int, stage: int, overlap: bool, steps: int) -> dict[str, Any]:
     import patrickstar
     from patrickstar.models import GPT, GPTConfig
 
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     torch.set_num_threads(1)
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
@@ -96,21 +100,33 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True)
 
 
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def measure(rate: str, stage: int, overlap: bool, steps: int) -> dict[str, Any]:
     """The slower rank's times of one run."""
     with linked_namespaces(rate) as hosts, tempfile.TemporaryDirectory() as folder:
-        ranks, answers = [], []
-        for rank, (name, device) in enumerate(hosts):
-            answers.append(Path(folder) / f"{rank}.json")
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", "benchmarks.network"]
-            command += ["--rank", str(rank), "--stage", str(stage), "--steps", str(steps)]
+        nodes, answers = [], []
+        for node, (name, device) in enumerate(hosts):
+            answers.append(Path(folder) / f"{node}.json")
+            command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
+            command += ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+            command += ["--rdzv-endpoint", f"{HOSTS[0]}:29400", "--local-addr", HOSTS[node]]
+            # The namespaces have one host name, so neither finds out which of them is the first.
+            command += ["--rdzv-conf", f"is_host={int(node == 0)}"]
+            command += ["-m", "benchmarks.network", "--stage", str(stage), "--steps", str(steps)]
             command += ["--json", str(answers[-1])] + ([] if overlap else ["--wait"])
-            place = {"MASTER_ADDR": HOSTS[0], "MASTER_PORT": "29511", "OMP_NUM_THREADS": "1"}
-            place["GLOO_SOCKET_IFNAME"] = device
-            ranks.append(subprocess.Popen(command, env={**os.environ, **place}))
-        codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            sys.exit("a rank failed")
+            place = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device}
+            nodes.append(subprocess.Popen(command, env={**os.environ, **place}))
+        try:
+            codes = [node.wait(_PATIENCE) for node in nodes]
+            if any(codes):
+                sys.exit("a rank failed")
+        finally:
+            for started in nodes:  # nothing may go on in a namespace that is taken away
+                started.terminate()
+                started.wait()
         return max((json.loads(a.read_text()) for a in answers), key=lambda found: found["step_s"])
 
 
@@ -120,15 +136,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--disk", help="accepted: nothing is kept on a disk")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--stage", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.rank is not None:
-        answer: Any = train(given.rank, given.stage, not given.wait, given.steps)
+    if given.stage is not None:  # one of the ranks
+        answer: Any = train(given.stage, not given.wait, given.steps)
     else:
         if sys.platform != "linux" or os.geteuid() != 0:
-            sys.exit("network namespaces need Linux and root")
+            sys.exit("not measured: network namespaces need Linux and root")
+        if not (shutil.which("ip") and shutil.which("tc")):
+            sys.exit("not measured: ip and tc are not installed")
+        signal.signal(signal.SIGTERM, _end)  # so that the namespaces are taken away
         runs = [
             measure(given.rate, stage, overlap, given.steps)
             for stage in STAGES

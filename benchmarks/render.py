@@ -22,6 +22,7 @@ if str(ROOT) not in sys.path:  # started as a script
 from benchmarks.capacity_page import capacity  # noqa: E402
 from benchmarks.limit import Ideal, Rates, ideal, in_memory  # noqa: E402
 from benchmarks.markdown import table  # noqa: E402
+from benchmarks.network_page import FIGURE, figure, network  # noqa: E402
 from benchmarks.parity.page import parity  # noqa: E402
 from benchmarks.prediction_page import prediction  # noqa: E402
 
@@ -312,34 +313,6 @@ def rss(result: Result) -> Iterator[str]:
     yield f"Measured {result['started']}; all in MiB."
 
 
-def network(result: Result) -> Iterator[str]:
-    """What of the communication a computation hides."""
-    rows = []
-    for answer, why in parts_of(result):
-        if answer is None:
-            yield f"{NOT_MEASURED} ({why})"
-            yield ""
-            continue
-        rows += [
-            [
-                answer["rate"],
-                str(run["stage"]),
-                "beside computing" if run["overlap"] else "waited for",
-                f"{run['step_s']:.3f}",
-                f"{run['busy_s']:.3f}",
-                f"{run['waited_s']:.3f}",
-                f"{max(0.0, 1 - run['waited_s'] / run['busy_s']):.0%}",
-            ]
-            for run in answer["runs"]
-        ]
-    heads = ("link", "stage", "communication", "step (s)", "sending (s)", "waiting (s)", "hidden")
-    yield from table(heads, rows)
-    used = [part["process"]["others_cpu"] for part in result["parts"] if "process" in part]
-    if used:
-        yield ""
-        yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
-
-
 RENDERERS: dict[str, Callable[[Result], Iterator[str]]] = {
     "training": training,
     "policy": policy,
@@ -371,13 +344,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail if the page is out of date")
     given = parser.parse_args(arguments)
-    before = PAGE.read_text()
-    after = rendered(before)
-    if given.check:
-        if before != after:
-            sys.exit(f"{PAGE.relative_to(ROOT)} is out of date: run python benchmarks/render.py")
-    else:
-        PAGE.write_text(after)
+    drawing = PAGE.parent / FIGURE
+    made = {
+        PAGE: rendered(PAGE.read_text()),
+        drawing: figure(json.loads((RESULTS / "network.json").read_text())),
+    }
+    for path, after in made.items():
+        if not given.check:
+            path.write_text(after)
+        elif not path.exists() or path.read_text() != after:
+            sys.exit(f"{path.relative_to(ROOT)} is out of date: run python benchmarks/render.py")
 
 
 if __name__ == "__main__":
