@@ -16,9 +16,9 @@ from patrickstar.machine.rates import seconds_of
 from patrickstar.memory import Spool
 from patrickstar.memory.arena import PageArena
 from patrickstar.memory.spool import Slot
+from patrickstar.memory.transfer import AT_ONCE
 
 SLOT = 64 << 20
-AT_ONCE = 2  # copies, as many as `patrickstar.memory.ChunkManager` makes
 IN_MEMORY = ("tmpfs", "ramfs")
 OVER_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "lustre")
 

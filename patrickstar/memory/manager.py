@@ -42,6 +42,7 @@ from patrickstar.memory.policy import FurthestNextUse, Policy
 from patrickstar.memory.residency import Residency
 from patrickstar.memory.tiers import DiskTier, Tier
 from patrickstar.memory.trace import Access, Trace, Use
+from patrickstar.memory.transfer import AT_ONCE
 
 
 class ChunkManager:
@@ -63,7 +64,7 @@ class ChunkManager:
         policy: Policy | None = None,
         plan: bool = True,
         prefetch: bool = True,
-        threads: int = 2,
+        threads: int = AT_ONCE,
         observer: Observer | None = None,
     ) -> None:
         self.policy: Policy = policy or FurthestNextUse()

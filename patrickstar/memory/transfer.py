@@ -18,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+AT_ONCE = 2  # copies; see docs/architecture.md for what other numbers took
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -52,7 +54,7 @@ class _Copy:
 class TransferThreads:
     """Runs copies on `threads` threads and hands back their completions in the order they end."""
 
-    def __init__(self, threads: int = 4) -> None:
+    def __init__(self, threads: int = AT_ONCE) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="patrickstar-transfer")
         self._done: queue.SimpleQueue[tuple[_Copy, Completion]] = queue.SimpleQueue()
         self._copies: dict[_Copy, None] = {}  # handed over and not handed back

@@ -15,13 +15,13 @@ from patrickstar.engine.needs import Verdict
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
 from patrickstar.memory import Plan, Trace, make_plan
+from patrickstar.memory.transfer import AT_ONCE
 from patrickstar.planning.overhead import Overhead
 from patrickstar.planning.rehearsed import Rehearsed
 from patrickstar.planning.timeline import Lane, Timeline, play
 from patrickstar.planning.timing import Seconds
 
 _SLOT = 4096  # bytes: what places on a disk are multiples of
-_COPIES = 2  # of chunks that are under way at once, in two places each
 _WORTH_NAMING = 0.1  # of a step: whoever waits less is bound by what computes
 
 
@@ -208,13 +208,13 @@ def _disk(run: Rehearsed, plan: Plan, budget: int | None) -> TierPrediction:
         most = min(run.budgets[0] or 0, run.everything(0))
         device = max(0, most - run.activation_bytes - largest)
     live = [total - device]
-    if (
-        run.update_tier
-    ):  # what was updated on the host is there or below, and its gradients are dead
+    if run.update_tier:
+        # What was updated on the host is there or below, and its gradients are dead.
         dead = {chunk for moment in run.trace.moments for chunk in moment.blanked}
         live.append(total - sum(slots[chunk] for chunk in dead))
     live.append(sum(run.needs.built_in(run.budgets)))
-    least = max(0, min(max(live[-1], total), max(live) + _COPIES * largest - host))
+    # A chunk that is under way is in two places.
+    least = max(0, min(max(live[-1], total), max(live) + AT_ONCE * largest - host))
     least = -(-least // _SLOT) * _SLOT
     reserved = total if budget is None else min(total, budget)
     return TierPrediction(budget, least, _most_on_disk(plan, slots, len(run.names) - 1), reserved)
