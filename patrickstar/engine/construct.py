@@ -88,10 +88,8 @@ class Nursery:
             new = nn.Parameter(bare, parameter.requires_grad)
             torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
 
-    def instead_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """What a module gets for `parameter`: itself, or the part that this rank has of it."""
-        if not is_split(parameter) or parameter.is_meta:
-            return parameter
+    def part(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The part that this rank has of `parameter`, a DTensor with data."""
         if parameter not in self._parts:  # a tied one has one part
             self._parts[parameter] = part_of(parameter)
             self.home.has_split = True
@@ -269,11 +267,17 @@ def take_parts(module: nn.Module, nursery: Nursery) -> None:
     Not before the model is ready: what splits it takes a parameter that is no DTensor for one that
     it has not split yet.
     """
-    for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None and is_split(parameter):
-                refuse_fsdp(module)
-                owner._parameters[name] = nursery.instead_of(parameter)
+    found = [
+        (owner, name, parameter)
+        for owner in module.modules()
+        for name, parameter in owner._parameters.items()
+        if parameter is not None and is_split(parameter)
+    ]
+    if found:
+        refuse_fsdp(module)
+    for owner, name, parameter in found:
+        if not parameter.is_meta:  # which is refused by name
+            owner._parameters[name] = nursery.part(parameter)
 
 
 def build(provider: Callable[[], nn.Module] | nn.Module, nursery: Nursery) -> nn.Module:

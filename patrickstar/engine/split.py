@@ -130,7 +130,7 @@ def part_of(parameter: nn.Parameter) -> nn.Parameter:
 def as_wholes(values: Any) -> Any:
     """Arguments of an operator, with DTensors for what the engine keeps parts of."""
     if isinstance(values, torch.Tensor):
-        split = values.__dict__.get("_split") if isinstance(values, nn.Parameter) else None
+        split = split_of(values) if isinstance(values, nn.Parameter) else None
         return values if split is None else split.whole(values)
     if type(values) in (list, tuple):
         return type(values)(as_wholes(value) for value in values)
