@@ -180,10 +180,7 @@ def soak(count: int, seed: int, folder: Path, workers: int) -> list[Tally]:
             if outcome.error is not None:
                 tally.failed(f"{name}: {outcome.error}")
                 continue
-            tally.tried += outcome.value["tried"]
-            tally.lost += outcome.value["lost"]
-            for what, times in outcome.value["seen"].items():
-                tally.count(what, times)
+            tally.add(outcome.value)
     return [tally]
 
 

@@ -14,18 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from patrickstar.config import load_config
-from patrickstar.engine.from_config import settings_from
 from patrickstar.machine import machine_from
-from patrickstar.planning import data_parallel, predict, rehearse_run
+from patrickstar.planning import data_parallel, predict
 from soak.budgets import TIME, run
 from soak.models import Spec, draw_spec
+from soak.rehearsed import rehearsed
 from soak.tally import Tally
 from soak.training import config_for
-from soak.watched import run_all
+from soak.watched import all_of, run_all
 
 RANKS = 2
 
@@ -57,15 +55,11 @@ def draw_ranks(number: int, seed: int, folder: Path) -> tuple[Spec, dict[str, An
 
 def said(spec: Spec, config: dict[str, Any]) -> bool | None:
     """The verdict of the plan for `RANKS` ranks."""
-    loaded = load_config(json.loads(json.dumps(config)))
-    settings = settings_from(loaded)
-    (batch,) = spec.batches(1)
-    shapes = {name: torch.empty_like(value, device="meta") for name, value in batch.items()}
-    rehearsed = rehearse_run(spec.build, ((), shapes), settings)
-    found = predict(rehearsed, settings, None, None)
+    run_, settings = rehearsed(spec, config)
+    found = predict(run_, settings, None, None)
     machine = machine_from("server-8x80gb")
-    stages = data_parallel(rehearsed, settings, machine, found, RANKS).stages
-    return stages[loaded.zero_optimization.stage].fits
+    stages = data_parallel(run_, settings, machine, found, RANKS).stages
+    return stages[config["zero_optimization"]["stage"]].fits
 
 
 def plan_then_run_ranks(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +70,7 @@ def plan_then_run_ranks(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
         was; `ran`: whether both ranks trained.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        jobs: list[tuple[Any, Any]] = [("plan", _planning(spec, config))]
+        jobs: list[tuple[Any, Any]] = [("plan", all_of(said, spec, config))]
         jobs += [(rank, _rank(spec, config, rank, f"{folder}/store")) for rank in range(RANKS)]
         found = dict(run_all(jobs, workers=len(jobs), limit=TIME))
     errors = [f"{who}: {o.error}" for who, o in found.items() if o.error is not None]
@@ -101,7 +95,7 @@ def soak_ranks(count: int, seed: int, folder: Path) -> Tally:
     """Plan and run `count` combinations, each on two ranks at once."""
     tally = Tally("random models, budgets and stages on two ranks: what is said is right")
     trials = {n: draw_ranks(n, seed, folder) for n in range(count)}
-    jobs = [(n, _job(spec, config)) for n, (spec, config) in trials.items()]
+    jobs = [(n, all_of(plan_then_run_ranks, *trial)) for n, trial in trials.items()]
     for number, outcome in run_all(jobs, workers=1, limit=2 * TIME):
         value = outcome.value or {}
         why = outcome.error or value.get("wrong")
@@ -113,27 +107,11 @@ def soak_ranks(count: int, seed: int, folder: Path) -> Tally:
     return tally
 
 
-def _planning(spec: Spec, config: dict[str, Any]) -> Callable[[Callable[[], None]], Any]:
-    def work(ready: Callable[[], None]) -> bool | None:
-        ready()
-        return said(spec, config)
-
-    return work
-
-
 def _rank(
     spec: Spec, config: dict[str, Any], rank: int, store: str
 ) -> Callable[[Callable[[], None]], Any]:
     def work(ready: Callable[[], None]) -> dict[str, Any]:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
         return run(spec, config, ready)
-
-    return work
-
-
-def _job(spec: Spec, config: dict[str, Any]) -> Callable[[Callable[[], None]], Any]:
-    def work(ready: Callable[[], None]) -> dict[str, Any]:
-        ready()
-        return plan_then_run_ranks(spec, config)
 
     return work

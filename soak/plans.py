@@ -11,32 +11,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from patrickstar.config import load_config
-from patrickstar.engine.from_config import settings_from
 from patrickstar.errors import SpoolError
-from patrickstar.planning import Prediction, predict, rehearse_run
+from patrickstar.planning import Prediction, predict
 from soak.budgets import TIME, Trial, draw_trial, run
 from soak.models import Spec
 from soak.planned_ranks import soak_ranks
+from soak.rehearsed import rehearsed
 from soak.tally import Tally
 from soak.training import warm_up
-from soak.watched import run_all
+from soak.watched import all_of, run_all
 
 MOST_NAMED = 3  # times that a plan may name budgets: one tier may come to need more beside another
 
 
 def planned(spec: Spec, config: dict[str, Any]) -> Prediction:
     """What the plan says; nothing is allocated or timed."""
-    settings = settings_from(load_config(json.loads(json.dumps(config))))
-    (batch,) = spec.batches(1)
-    shapes = {name: torch.empty_like(value, device="meta") for name, value in batch.items()}
-    return predict(rehearse_run(spec.build, ((), shapes), settings), settings, None, None)
+    found, settings = rehearsed(spec, config)
+    return predict(found, settings, None, None)
 
 
 def plan_then_run(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +108,7 @@ def _with_disk_budget(trial: Trial, seed: int) -> Trial:
 
 def _judged(tally: Tally, trials: list[Trial], workers: int) -> Tally:
     hows = {trial.number: trial.how() for trial in trials}
-    jobs = [(trial.number, _job(trial.spec, trial.config)) for trial in trials]
+    jobs = [(t.number, all_of(plan_then_run, t.spec, t.config)) for t in trials]
     for number, outcome in run_all(jobs, workers=workers, limit=TIME):
         value = outcome.value or {}
         why = outcome.error or value.get("wrong")
@@ -125,11 +119,3 @@ def _judged(tally: Tally, trials: list[Trial], workers: int) -> Tally:
                 how = "the budget of the plan" if value["same"] else "another"
                 tally.count(f"refused at the first batch, naming {how}")
     return tally
-
-
-def _job(spec: Spec, config: dict[str, Any]) -> Callable[[Callable[[], None]], Any]:
-    def work(ready: Callable[[], None]) -> dict[str, Any]:
-        ready()
-        return plan_then_run(spec, config)
-
-    return work

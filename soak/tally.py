@@ -44,6 +44,13 @@ class Tally:
     def most(self, name: str, value: float) -> None:
         self.seen[name] = max(self.seen.get(name, value), value)
 
+    def add(self, other: dict[str, Any]) -> None:
+        """Count what another tally of the same fault has counted, as JSON."""
+        self.tried += other["tried"]
+        self.lost += other["lost"]
+        for what, times in other["seen"].items():
+            self.count(what, times)
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

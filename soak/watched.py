@@ -27,6 +27,16 @@ Work = Callable[[Callable[[], None]], Any]
 INTERVAL = 0.003  # seconds between two looks at a child's memory
 
 
+def all_of(function: Callable[..., Any], *arguments: Any) -> Work:
+    """`function(*arguments)` in a child: nothing it does belongs to its base."""
+
+    def work(ready: Callable[[], None]) -> Any:
+        ready()
+        return function(*arguments)
+
+    return work
+
+
 @dataclass
 class Outcome:
     """How a child ended.
