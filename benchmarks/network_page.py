@@ -7,9 +7,9 @@ from html import escape
 from typing import Any
 
 from benchmarks.markdown import table
+from benchmarks.parts import NOT_MEASURED, measured_when, parts_of
 
 FIGURE = "images/communication-hidden.svg"
-_NOT_MEASURED = "not measured"
 _LEFT, _WIDE, _BAR, _GAP, _TOP = 210, 420, 22, 12, 46
 _HIDDEN, _WAITED = "#2b8a5a", "#d9822b"
 
@@ -22,10 +22,9 @@ def hidden(run: dict[str, Any]) -> float:
 def network(result: dict[str, Any]) -> Iterator[str]:
     """What of the communication a computation hides."""
     rows = []
-    for part in result["parts"]:
-        answer = part.get("answer")
+    for answer, why in parts_of(result):
         if answer is None:
-            yield f"{_NOT_MEASURED} ({part['not_measured']})"
+            yield f"{NOT_MEASURED} ({why})"
             yield ""
             continue
         rows += [
@@ -42,18 +41,16 @@ def network(result: dict[str, Any]) -> Iterator[str]:
         ]
     heads = ("link", "stage", "communication", "step (s)", "sending (s)", "waiting (s)", "hidden")
     yield from table(heads, rows)
-    used = [part["process"]["others_cpu"] for part in result["parts"] if "process" in part]
-    if used:
-        yield ""
-        yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
+    yield ""
+    yield from measured_when(result)
 
 
 def figure(result: dict[str, Any]) -> str:
     """An SVG with a bar for every run: seconds of sending in a step, hidden and waited for."""
     runs = [
         (answer["rate"], run)
-        for part in result["parts"]
-        if (answer := part.get("answer")) is not None
+        for answer, _ in parts_of(result)
+        if answer is not None
         for run in answer["runs"]
     ]
     longest = max((run["busy_s"] for _, run in runs), default=1.0)

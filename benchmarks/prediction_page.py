@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.markdown import table
+from benchmarks.parts import NOT_MEASURED, measured_when
 
 PEAK_TARGET = 0.05
 STEP_TARGET = 0.15
@@ -52,7 +53,7 @@ def prediction(result: Result) -> Iterator[str]:
     for part in result["parts"]:
         case = part.get("answer")
         if case is None:
-            rows.append([part["arguments"][-1], "not measured", part["not_measured"]])
+            rows.append([part["arguments"][-1], NOT_MEASURED, part["not_measured"]])
             rows[-1] += [""] * (len(_HEADS) - len(rows[-1]))
             continue
         cases.append(case)
@@ -70,10 +71,8 @@ def prediction(result: Result) -> Iterator[str]:
             f"within {STEP_TARGET:.0%} for {within} of {len(steps)}. Wrong verdicts: "
             f"{sum(map(verdict_is_wrong, cases))} of {len(cases)}."
         )
-    used = [part["process"]["others_cpu"] for part in result["parts"] if "process" in part]
-    if used:
-        yield ""
-        yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
+    yield ""
+    yield from measured_when(result)
 
 
 def _name(case: Result) -> str:

@@ -24,11 +24,11 @@ from benchmarks.limit import Ideal, Rates, ideal, in_memory  # noqa: E402
 from benchmarks.markdown import table  # noqa: E402
 from benchmarks.network_page import FIGURE, figure, network  # noqa: E402
 from benchmarks.parity.page import parity  # noqa: E402
+from benchmarks.parts import NOT_MEASURED, measured_when, parts_of  # noqa: E402
 from benchmarks.prediction_page import prediction  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
-NOT_MEASURED = "not measured"
 Result = dict[str, Any]
 
 
@@ -209,12 +209,6 @@ def settings(result: Result) -> Iterator[str]:
         yield "- versions: " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items()))
 
 
-def parts_of(result: Result) -> Iterator[tuple[Result | None, str]]:
-    """The answers of a script's parts; where there is none, why."""
-    for part in result["parts"]:
-        yield part.get("answer"), part["not_measured"] or ""
-
-
 def policy(result: Result) -> Iterator[str]:
     """Bytes that each policy moves, beside the least possible."""
     for answer, why in parts_of(result):
@@ -284,9 +278,7 @@ def overheads(result: Result) -> Iterator[str]:
             ("layers", "plain", "in memory", "under a budget", "planning, once", "accesses"), rows
         )
         yield ""
-    used = [part["process"]["others_cpu"] for part in result["parts"] if "process" in part]
-    if used:
-        yield f"Measured {result['started']}; others used {max(used):.0%} of the processors."
+    yield from measured_when(result)
 
 
 def rss(result: Result) -> Iterator[str]:

@@ -15,8 +15,8 @@ from benchmarks.job import Job
 
 
 def hyper(job: Job) -> dict[str, Any]:
-    """What AdamW is given, by everybody."""
-    return {"lr": job.learning_rate, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    """What AdamW is given, by everybody; a list where JSON has one."""
+    return {"lr": job.learning_rate, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Phases:

@@ -20,12 +20,11 @@ def config_of(job: Job) -> dict[str, Any]:
     if job.options.get("disk"):
         memory["disk"] = {"path": job.disk}
     precision = job.options.get("precision", "bf16")
-    params = {name: list(v) if name == "betas" else v for name, v in hyper(job).items()}
     return {
         "train_micro_batch_size_per_gpu": job.sequences,
         "gradient_clipping": job.clipping,
         **({} if precision == "fp32" else {precision: {"enabled": True}}),
-        "optimizer": {"type": "AdamW", "params": params},
+        "optimizer": {"type": "AdamW", "params": hyper(job)},
         "patrickstar": {"memory": memory, "policy": job.options.get("policy", "planned")},
     }
 

@@ -24,12 +24,11 @@ def config_of(job: Job) -> dict[str, Any]:
     for section in ("offload_param", "offload_optimizer"):
         if zero.get(section, {}).get("device") == "nvme":
             zero[section]["nvme_path"] = job.disk
-    params = {name: list(v) if name == "betas" else v for name, v in hyper(job).items()}
     config = {
         "train_micro_batch_size_per_gpu": job.sequences,
         "gradient_clipping": job.clipping,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": params},
+        "optimizer": {"type": "AdamW", "params": hyper(job)},
         "zero_optimization": zero,
     }
     if "aio" in job.options:
