@@ -78,7 +78,13 @@ class RankPool:
             if self._workers[rank] is None:
                 address = str(self._folder / f"pipe-{rank}-{self._runs}")
                 listener = Listener(address, family="AF_UNIX")
-                environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+                # Without the barrier a rank that has its connections may leave the group while
+                # another still makes its own, and that one dies: "Connection closed by peer".
+                environment = os.environ | {
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": str(ROOT),
+                    "TORCH_DIST_INIT_BARRIER": "1",
+                }
                 process = subprocess.Popen(
                     [sys.executable, str(Path(__file__).with_name("rank_worker.py")), address],
                     env=environment,
