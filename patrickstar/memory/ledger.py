@@ -19,6 +19,7 @@ excludes locks: what is being changed cannot be copied.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,6 +86,8 @@ class Ledger:
     def __init__(self, tiers: Sequence[tuple[str, int | None]]) -> None:
         self.tiers = [TierAccount(name, capacity) for name, capacity in tiers]
         self._entries: dict[int, Entry] = {}
+        # By tier, the chunks with a copy that is not ABSENT, the longest unused first.
+        self._there: list[OrderedDict[int, None]] = [OrderedDict() for _ in tiers]
         self.clock = 0
 
     def __contains__(self, chunk: int) -> bool:
@@ -132,15 +135,11 @@ class Ledger:
         valid = [tier for tier, state in enumerate(copies) if state is CopyState.VALID]
         return min(valid, key=lambda tier: abs(tier - target), default=None)
 
-    def evictable(self, tier: int) -> list[int]:
-        """Chunks whose copy on `tier` is valid and neither pinned nor locked."""
-        return [
-            chunk
-            for chunk, entry in self._entries.items()
-            if entry.copies[tier] is CopyState.VALID
-            and not entry.pins[tier]
-            and not entry.locks[tier]
-        ]
+    def valid(self, tier: int) -> Iterator[int]:
+        """Chunks whose copy on `tier` is valid, the longest unused first."""
+        for chunk in self._there[tier]:
+            if self._entries[chunk].copies[tier] is CopyState.VALID:
+                yield chunk
 
     def create(self, chunk: int, tier: int) -> None:
         """Give a blank chunk a copy with new contents on `tier`."""
@@ -150,7 +149,7 @@ class Ledger:
         self._take(entry, chunk, tier)
         entry.copies[tier] = CopyState.VALID
         entry.version += 1
-        self._touch(entry, tier, loaded=True)
+        self._touch(chunk, tier, loaded=True)
 
     def begin_load(self, chunk: int, source: int, target: int) -> None:
         """Start copying from `source` to `target`; the bytes on `target` are taken at once."""
@@ -173,7 +172,7 @@ class Ledger:
         self._take(entry, chunk, target)
         entry.copies[target] = CopyState.LOADING
         entry.locks[source] += 1
-        self._touch(entry, target, loaded=True)
+        self._touch(chunk, target, loaded=True)
 
     def finish_load(self, chunk: int, source: int, target: int) -> None:
         """The copy started by `begin_load` is complete."""
@@ -247,7 +246,7 @@ class Ledger:
             raise ChunkStateError(f"chunk {chunk} is being copied; wait before writing to it")
         entry.pins[tier] += 1
         entry.writers[tier] += int(writes)
-        self._touch(entry, tier)
+        self._touch(chunk, tier)
 
     def unpin(self, chunk: int, tier: int, *, writes: bool = False) -> None:
         entry = self._entries[chunk]
@@ -259,7 +258,7 @@ class Ledger:
 
     def touch(self, chunk: int, tier: int) -> None:
         """Note a use, for the policies that go by recency."""
-        self._touch(self._entries[chunk], tier)
+        self._touch(chunk, tier)
 
     def set_other(self, tier: int, nbytes: int) -> None:
         """Note how much of `tier` is used by what no chunk owns."""
@@ -286,12 +285,21 @@ class Ledger:
                     self.tiers[tier].chunks += entry.nbytes
                 else:
                     entry.copies[tier] = CopyState.ABSENT
+        for tier, there in enumerate(self._there):
+            valid = [c for c, e in self._entries.items() if e.copies[tier] is CopyState.VALID]
+            there.clear()
+            there.update(dict.fromkeys(sorted(valid, key=lambda c: self._entries[c].used_at[tier])))
         for chunk, tier, writes in pins:
             self._entries[chunk].pins[tier] += 1
             self._entries[chunk].writers[tier] += int(writes)
 
-    def _touch(self, entry: Entry, tier: int, *, loaded: bool = False) -> None:
+    def _touch(self, chunk: int, tier: int, *, loaded: bool = False) -> None:
+        entry, there = self._entries[chunk], self._there[tier]
         self.clock += 1
+        if loaded:
+            there[chunk] = None
+        if chunk in there:
+            there.move_to_end(chunk)
         entry.used_at[tier] = self.clock
         if loaded:
             entry.loaded_at[tier] = self.clock
@@ -315,6 +323,7 @@ class Ledger:
                 f"{entry.locks[tier]} transfers; it cannot be given up"
             )
         entry.copies[tier] = CopyState.ABSENT
+        del self._there[tier][chunk]
         self.tiers[tier].chunks -= entry.nbytes
 
     def _end_load(self, chunk: int, source: int, target: int, state: CopyState) -> None:
@@ -322,4 +331,6 @@ class Ledger:
         if entry.copies[target] is not CopyState.LOADING or not entry.locks[source]:
             raise ChunkStateError(f"chunk {chunk} is not loading to {self.tiers[target].name}")
         entry.copies[target] = state
+        if state is CopyState.ABSENT:
+            del self._there[target][chunk]
         entry.locks[source] -= 1

@@ -546,12 +546,10 @@ class ChunkManager:
         for tier in range(len(self.tiers)):
             stuck = (
                 chunk
-                for chunk in self._chunks
-                if self.ledger.is_valid(chunk, tier)
-                and (chunk, tier) not in used
-                and self._residency.is_in_use(chunk, tier)
+                for chunk in self.ledger.valid(tier)
+                if (chunk, tier) not in used and self._residency.is_in_use(chunk, tier)
             )
-            if chunks := tuple(stuck):
+            if chunks := tuple(sorted(stuck)):
                 held[tier] = chunks
         return held
 

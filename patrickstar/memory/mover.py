@@ -9,14 +9,14 @@ After every wait the next step is chosen anew: while one chunk is waited for, ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from patrickstar.errors import BudgetError
 from patrickstar.memory.iterations import Iterations
 from patrickstar.memory.ledger import CopyState
 from patrickstar.memory.observer import Why
 from patrickstar.memory.planner import Action
-from patrickstar.memory.policy import Candidate, Policy
+from patrickstar.memory.policy import Candidate, Policy, RecencyPolicy
 from patrickstar.memory.residency import Residency
 from patrickstar.memory.sizes import format_budget, format_bytes, size_at_least
 from patrickstar.memory.trace import Use
@@ -227,36 +227,69 @@ class Mover:
         """
         if self.bury():
             return
-        leaving = [
-            chunk
-            for chunk in self.ledger.evictable(tier)
-            if not self._is_kept(chunk, tier) and self.residency.can_leave(chunk, tier)
-        ]
-        if tier + 1 == len(self.residency.tiers):
-            leaving = [chunk for chunk in leaving if not self.ledger.is_dirty(chunk, tier)]
-        planned = [chunk for chunk in leaving if (chunk, tier) in self._leaving]
+        planned = [chunk for chunk, at in self._leaving if at == tier and self._may_go(chunk, tier)]
         in_flight = self.residency.in_flight
         if not planned and in_flight and self._is_leaving(tier):
             self.wait_for_one(loads=False)
-        elif leaving:
-            self._evict_one_of(planned or leaving, tier)
+        elif planned or next(self._going(tier), None) is not None:
+            self._evict_one(tier, planned)
         elif in_flight:
             self.wait_for_one(loads=False)
         else:
             raise self._no_room(tier, nbytes, what)
 
-    def _evict_one_of(self, chunks: Sequence[int], tier: int) -> None:
-        """Evict the policy's choice, or another if the tier below has no room for that."""
-        candidates = [self._candidate(chunk, tier) for chunk in chunks]
+    def _may_go(self, chunk: int, tier: int) -> bool:
+        """Whether a chunk could leave `tier` now, or as soon as it is saved."""
+        if chunk not in self.residency.chunks or not self.ledger.is_valid(chunk, tier):
+            return False
+        if not self.residency.can_leave(chunk, tier) or self._is_kept(chunk, tier):
+            return False
+        return tier + 1 < len(self.residency.tiers) or not self.ledger.is_dirty(chunk, tier)
+
+    def _going(self, tier: int) -> Iterator[int]:
+        """Chunks that could leave `tier`, the longest unused first."""
+        return (chunk for chunk in self.ledger.valid(tier) if self._may_go(chunk, tier))
+
+    def _evict_one(self, tier: int, planned: Sequence[int]) -> None:
+        """Evict the policy's choice, or another if the tier below has no room for that.
+
+        Args:
+            planned: chunks to choose from; if there are none, from all.
+        """
+        refused: BudgetError | None = None
+        dirty_below = float("inf")  # what has to be saved must be smaller than this
         while True:
-            chosen = self._policy.choose(candidates)
+            candidates = (
+                candidate
+                for chunk in (planned or self._going(tier))
+                if not (candidate := self._candidate(chunk, tier)).dirty
+                or candidate.nbytes < dirty_below
+            )
+            chosen = self._choose(candidates)
+            if chosen is None:
+                assert refused is not None
+                raise refused
             try:
                 self.evict(chosen.chunk, tier, Why.ROOM)
                 return
-            except BudgetError:
-                candidates = [c for c in candidates if not c.dirty or c.nbytes < chosen.nbytes]
-                if not candidates:
-                    raise
+            except BudgetError as error:
+                refused, dirty_below = error, chosen.nbytes
+
+    def _choose(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """The policy's choice, which a policy by recency makes without looking at all."""
+        seen: list[Candidate] = []
+
+        def note(candidate: Candidate) -> Candidate:
+            seen.append(candidate)
+            return candidate
+
+        rest = map(note, candidates)
+        if isinstance(self._policy, RecencyPolicy):
+            first = self._policy.first(rest)
+            if first is not None:
+                return first
+        seen.extend(candidates)
+        return self._policy.choose(seen) if seen else None
 
     def _is_leaving(self, tier: int) -> bool:
         """Whether a chunk that the plan lets leave `tier` is being saved."""

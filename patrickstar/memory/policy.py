@@ -5,12 +5,13 @@ made from a trace and the run that follows it decide alike. Writing one takes a 
 method; `patrickstar.policy` in the config takes its name ("package.module:Class").
 
 A policy with a second method, `keep`, plans whole iterations itself; for any other the planner
-plays the iteration through and asks it at every moment.
+plays the iteration through and asks it at every moment. One with a method `first` need not look at
+every chunk to choose, so that its choice stays cheap with many thousands of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -48,6 +49,19 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class RecencyPolicy(Protocol):
+    """A policy that can choose from the candidates in the order of their last use."""
+
+    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """What `choose` would choose, or None if it has to be asked.
+
+        Args:
+            candidates: the longest unused first; each that is looked at costs time.
+        """
+        ...
+
+
+@runtime_checkable
 class WholeIterationPolicy(Protocol):
     """A policy that also chooses for a whole iteration that is known in advance."""
 
@@ -72,6 +86,9 @@ class Lru:
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
         return min(candidates, key=lambda c: c.used_at)
 
+    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        return next(iter(candidates), None)
+
 
 class FurthestNextUse:
     """The fewest bytes, as far as the future is known.
@@ -84,6 +101,10 @@ class FurthestNextUse:
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
         return max(candidates, key=self._worth)
+
+    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
+        """The longest unused without a known next use; nothing is worth more than that."""
+        return next((c for c in candidates if c.next_use is None), None)
 
     def keep(self, gaps: Gaps, capacity: int) -> list[bool]:
         return choose_gaps(gaps, capacity).kept

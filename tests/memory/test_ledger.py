@@ -208,12 +208,9 @@ class LedgerAgainstModel(RuleBasedStateMachine):
             assert account.in_use == self.used(tier)
             assert account.peak == self.peak[tier]
             assert account.capacity is None or account.peak <= account.capacity
-            free = [
-                c
-                for c, m in self.model.items()
-                if m.copies[tier] is V and not m.pins[tier] and not m.locks(tier)
-            ]
-            assert sorted(ledger.evictable(tier)) == free
+            valid = [c for c, m in self.model.items() if m.copies[tier] is V]
+            by_use = sorted(valid, key=lambda c: ledger.entry(c).used_at[tier])
+            assert list(ledger.valid(tier)) == by_use
         for chunk, model in self.model.items():
             entry = ledger.entry(chunk)
             assert entry.copies == model.copies

@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from patrickstar.memory import Candidate, Fifo, FurthestNextUse, Lru
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patrickstar.memory import (
+    Access,
+    Candidate,
+    ChunkManager,
+    CpuTier,
+    DiskTier,
+    Fifo,
+    FurthestNextUse,
+    Lru,
+    Spool,
+    Use,
+)
 
 
 def candidate(chunk: int, **facts: object) -> Candidate:
@@ -45,3 +65,38 @@ def test_a_chunk_that_costs_nothing_to_lose_leaves_first() -> None:
 def test_without_a_future_the_past_decides() -> None:
     candidates = [candidate(1, used_at=5), candidate(2, used_at=3), candidate(3, used_at=9)]
     assert FurthestNextUse().choose(candidates).chunk == 2
+
+
+@pytest.mark.parametrize("policy", [Lru(), FurthestNextUse()])
+@given(
+    facts=st.lists(
+        st.tuples(st.booleans(), st.none() | st.integers(1, 5), st.booleans()), min_size=1
+    )
+)
+def test_the_first_by_recency_is_what_looking_at_all_would_choose(
+    policy: Lru | FurthestNextUse, facts: list[tuple[bool, int | None, bool]]
+) -> None:
+    candidates = [
+        candidate(number, dirty=dirty, next_use=next_use, reloads=reloads)
+        for number, (dirty, next_use, reloads) in enumerate(facts)
+    ]
+    first = policy.first(candidates)
+    assert first in (None, policy.choose(candidates))
+    assert first is not None or any(c.next_use is not None for c in candidates)
+
+
+def test_room_is_made_without_looking_at_every_chunk(tmp_path: Path) -> None:
+    """With thousands of chunks, each that is looked at costs every use some microseconds."""
+    looked: list[int] = []
+
+    class Watched(Lru):
+        def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
+            return super().first(looked.append(c.chunk) or c for c in candidates)  # type: ignore[func-returns-value]
+
+    tiers = [CpuTier("host", 50 * 4096), DiskTier("disk", Spool(str(tmp_path)))]
+    with closing(ChunkManager(tiers, policy=Watched(), plan=False)) as manager:
+        chunks = [manager.create(1024, torch.float32) for _ in range(100)]
+        for chunk in chunks:
+            with manager.use([Use(chunk.id, Access.UPDATE)]):
+                pass
+    assert looked == [chunk.id for chunk in chunks[:50]]
