@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         initialize,
         initialize_engine,
     )
+    from patrickstar.engine.alone import local_to_rank
     from patrickstar.engine.engine import Engine
     from patrickstar.engine.engine import Engine as DeepSpeedEngine
     from patrickstar.engine.logs import log_dist, logger
@@ -65,6 +66,7 @@ __all__ = [
     "init_distributed",
     "initialize",
     "initialize_engine",
+    "local_to_rank",
     "log_dist",
     "logger",
     "offload_activations",
@@ -80,6 +82,7 @@ _HOMES = {
     "Engine": "patrickstar.engine.engine",
     "DeepSpeedEngine": "patrickstar.runtime.engine",
     "get_accelerator": "patrickstar.accelerator",
+    "local_to_rank": "patrickstar.engine.alone",
     "log_dist": "patrickstar.engine.logs",
     "logger": "patrickstar.engine.logs",
     "plan": "patrickstar.planning",
@@ -95,7 +98,8 @@ _ABSENT = {
     "PipelineModule": "there is no pipeline parallelism; memory budgets make large models fit",
     "PipelineEngine": "there is no pipeline parallelism; memory budgets make large models fit",
     "pipe": "there is no pipeline parallelism; memory budgets make large models fit",
-    "moe": "there is no expert parallelism; experts that are ordinary modules work",
+    "moe": "there is no expert parallelism of ours; experts that are ordinary modules work, and "
+    "those that you spread over ranks yourself: see docs/several-gpus.md",
     "tp_model_init": "there is no tensor parallelism; memory budgets make large models fit",
     "OnDevice": "use torch.device as a context, or zero.Init",
 }

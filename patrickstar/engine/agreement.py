@@ -92,7 +92,9 @@ def _weight_differences(
             problems += _difference(master, checkpoint.optimizer[master], shape)
     if what.strict:
         problems += [
-            f"this model has no weight {name!r}" for name in weights.names() if name not in shapes
+            f"this model has no weight {name!r}"
+            for name in weights.names()
+            if name not in shapes and name not in training.state.stored.others
         ]
     return problems
 

@@ -64,6 +64,7 @@ class AlignedChunks:
     sharding: Sharding | None = None
     low: bool = False  # the ranks' gradients travel in the precision of autocast
     spread: Spread = field(default_factory=Spread)  # of parameters that are parts of larger ones
+    alone: bool = False  # of several ranks, this one has these parameters for itself
     _layout: RunLayout | None = None
     _own_layout: RunLayout | None = None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from patrickstar.engine.alone import names_alone
 from patrickstar.engine.ranks import Ranks
 from patrickstar.errors import ConfigError
 
@@ -60,11 +61,16 @@ def refuse_other_models(
     """
     group_of = {id(p): index for index, group in enumerate(groups) for p in group["params"]}
     facts: dict[str, Any] = {}
+    alone = set(names_alone(module))
     for name, parameter in module.named_parameters():
+        if name in alone:
+            continue
         group = group_of.get(id(parameter), "no group")
         trained = "trained" if parameter.requires_grad else "frozen"
         facts[f"parameter {name!r}"] = (*_form(parameter), trained, f"of group {group}")
     for name, buffer in module.named_buffers():
+        if name in alone:
+            continue
         facts[f"buffer {name!r}"] = _form(buffer)
     _refuse_unlike(ranks, "model", facts)
 

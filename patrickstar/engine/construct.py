@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from patrickstar.engine.alone import is_alone
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, ManagedView, manage, release
 from patrickstar.engine.pieces import PiecedParameter, rows_per_piece, split
@@ -62,7 +63,8 @@ class Nursery:
         self._length = construction_length([tier.capacity for tier in memory], longest)
         if sharding is not None:  # budgets may differ, chunks may not
             self._length = sharding.ranks.least(self._length)
-        self._open: dict[torch.dtype, tuple[Chunk, int]] = {}
+        self._open: dict[tuple[torch.dtype, bool], tuple[Chunk, int]] = {}
+        self._shared = 0  # construction chunks of all ranks so far
         self.chunks: list[Chunk] = []
         self.on_paper = False
         self.refused: BudgetError | None = None
@@ -103,7 +105,7 @@ class Nursery:
             split(parameter, rows, self.home, self.adopt)
             return
         numel = parameter.numel()
-        chunk, offset = self._place(parameter.dtype, numel)
+        chunk, offset = self._place(parameter.dtype, numel, alone=is_alone(parameter))
         flat = self.manager.tensor(chunk)
         stride = parameter.stride() if is_dense(parameter) else None
         data = view_of(flat, offset, parameter.shape, stride)
@@ -136,7 +138,8 @@ class Nursery:
         full, self._full = self._full, []
         if self.sharding is not None:
             for chunk in full:
-                self.sharding.spread(chunk)
+                if not self.sharding.is_alone(chunk):
+                    self.sharding.spread(chunk)
 
     def readopt(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
         """A managed parameter was given data of another shape or dtype."""
@@ -144,28 +147,33 @@ class Nursery:
             release(parameter, data.detach().clone())
         self.adopt(parameter)
 
-    def _place(self, dtype: torch.dtype, numel: int) -> tuple[Chunk, int]:
+    def _place(self, dtype: torch.dtype, numel: int, *, alone: bool) -> tuple[Chunk, int]:
         padded = -(-numel // ALIGN) * ALIGN
         if padded > self._length:
-            alone = self._new(dtype, padded)
-            self._full.append(alone)
-            return alone, 0
-        chunk, end = self._open.get(dtype, (None, 0))
+            long = self._new(dtype, padded, alone=alone)
+            self._full.append(long)
+            return long, 0
+        chunk, end = self._open.get((dtype, alone), (None, 0))
         if chunk is None or end + padded > self._length:
             if chunk is not None:
                 self._full.append(chunk)
-            chunk, end = self._new(dtype, self._length), 0
-        self._open[dtype] = (chunk, end + padded)
+            chunk, end = self._new(dtype, self._length, alone=alone), 0
+        self._open[dtype, alone] = (chunk, end + padded)
         return chunk, end
 
-    def _new(self, dtype: torch.dtype, numel: int) -> Chunk:
+    def _new(self, dtype: torch.dtype, numel: int, *, alone: bool) -> Chunk:
         numel = max(numel, ALIGN)
         if self.sharding is not None:
             numel = self.sharding.ranks.padded(numel)
         chunk = self.manager.create(numel, dtype, "construction")
         self.chunks.append(chunk)
-        if self.sharding is not None:
-            name = f"construction chunk {len(self.chunks)}"
+        if self.sharding is None:
+            return chunk
+        if alone:
+            self.sharding.keep_alone(chunk)
+        else:
+            self._shared += 1
+            name = f"construction chunk {self._shared}"
             self.sharding.shard(chunk, name, from_first=True)
         return chunk
 

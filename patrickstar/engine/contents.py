@@ -81,11 +81,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Member:
-    """A parameter of the model with its places in chunks, in order."""
+    """A parameter of the model with its places in chunks, in order; named as in checkpoints."""
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
+
+    @property
+    def alone(self) -> bool:
+        """Whether this rank has it for itself."""
+        return self.parts[0].aligned.alone
 
 
 def members(training: Training) -> list[Member]:
@@ -105,7 +110,7 @@ def members(training: Training) -> list[Member]:
             Part((start, stop), start * width, *training.state.of(piece))
             for start, stop, piece in rows
         )
-        found.append(Member(name, shape, parts))
+        found.append(Member(training.state.stored.of(name), shape, parts))
     return sorted(found, key=lambda m: (order[id(m.parts[0].aligned)], m.parts[0].slot.offset))
 
 
@@ -133,4 +138,4 @@ def other_tensors(training: Training) -> dict[str, torch.Tensor]:
                 f"{name!r} is a {type(tensor).__name__} of layout {tensor.layout}, which a "
                 "checkpoint cannot hold; save it on its own"
             )
-    return found
+    return {training.state.stored.of(name): tensor for name, tensor in found.items()}

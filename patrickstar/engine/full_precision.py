@@ -126,6 +126,8 @@ def share_of(parameter: nn.Parameter) -> slice | None:
             "part of each; use the functions for the full value"
         )
     aligned, slot = run.state.of(parameter)
+    if aligned.alone:
+        return None
     start, stop = ranks.own(aligned.parameter.numel)
     first, last = (min(max(at - slot.offset, 0), slot.numel) for at in (start, stop))
     return slice(first, last)

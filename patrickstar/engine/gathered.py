@@ -77,6 +77,8 @@ def _take_from(parameter: Any, rank: int) -> None:
     pieces = parameter.pieces if isinstance(parameter, PiecedParameter) else [parameter]
     for piece in pieces:
         chunk, offset = home.place(piece)
+        if home.sharding.is_alone(home.manager.chunk(chunk)):
+            continue  # no other rank has it
         name = f"gathered parameter of shape {tuple(piece.shape)}"
         with home.use([piece], writes=[piece]), torch.no_grad():
             flat = home.manager.tensor(home.manager.chunk(chunk))

@@ -36,7 +36,8 @@ class Gradients:
 
     Args:
         collected: called with the parameter's slot and its accumulated gradient (a view of the
-            chunk) whenever a backward has added to it; not with several ranks.
+            chunk) whenever a backward has added to it; with several ranks, for what this one has
+            for itself.
         over: called when a backward has ended, well or not.
         reducer: makes the mean over ranks of them, if there are several.
 
@@ -53,8 +54,7 @@ class Gradients:
         over: Callable[[], None] | None = None,
     ) -> None:
         self._state, self._manager = state, state.manager
-        self._collected = collected if reducer is None else None
-        self.reducer, self._over = reducer, over
+        self._collected, self.reducer, self._over = collected, reducer, over
         self._handles: list[Any] = []
         self._rewritten: set[int] = set()
         self.stores = 0
@@ -74,16 +74,23 @@ class Gradients:
             if gradient is None:
                 return
             aligned, slot = self._state.of(parameter)
-            if self.reducer is None:
+            if self.reducer is None or aligned.alone:
+                if self.reducer is not None:
+                    gradient = self._share_of(aligned, gradient)
                 self._store(aligned, slot, gradient, add=slot.has_grad)
             else:
                 self.reducer.open(aligned)
                 self._store(aligned, slot, gradient, add=slot.is_local)
                 slot.is_local = True
             parameter.grad = None
-            if self.reducer is not None:
+            if self.reducer is not None and not aligned.alone:
                 del gradient
                 self.reducer.collected(slot)
+
+    def _share_of(self, aligned: AlignedChunks, gradient: torch.Tensor) -> torch.Tensor:
+        """Of the mean over ranks, what comes from the losses whose sum `gradient` belongs to."""
+        assert self._state.ranks is not None and aligned.gradient is not None
+        return gradient.to(aligned.gradient.dtype).div_(self._state.ranks.divisor)
 
     def _store(
         self, aligned: AlignedChunks, slot: Slot, gradient: torch.Tensor, *, add: bool
@@ -106,7 +113,7 @@ class Gradients:
             else:
                 view.copy_(gradient)
             slot.has_grad = True
-            if self._collected is not None:
+            if self._collected is not None and aligned.sharding is None:
                 self._collected(slot, view)
 
     def get(self, parameter: nn.Parameter) -> torch.Tensor | None:
@@ -178,6 +185,7 @@ class Gradients:
             for aligned in self._state.aligned:
                 if aligned.gradient is not None and aligned.gradient.id in changed:
                     self.reducer.remeasure(aligned)
+        self._collect_rewritten()
 
     def _collect_rewritten(self) -> None:
         rewritten, self._rewritten = self._rewritten, set()
@@ -185,7 +193,7 @@ class Gradients:
             return
         for aligned in self._state.aligned:
             chunk = aligned.gradient
-            if chunk is None or chunk.id not in rewritten:
+            if chunk is None or chunk.id not in rewritten or aligned.sharding is not None:
                 continue
             if not any(slot.has_grad for slot in aligned.slots):
                 continue

@@ -18,6 +18,12 @@ from patrickstar.engine.alike import (
     refuse_other_settings,
     take_first_ranks,
 )
+from patrickstar.engine.alone import (
+    names_alone,
+    refuse_late_marks,
+    refuse_what_cannot_be_alone,
+    stored_names,
+)
 from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
 from patrickstar.engine.device import allocated_peak, free_budget, move_unmanaged
 from patrickstar.engine.engine import Engine
@@ -171,7 +177,10 @@ def _assemble(
         except BudgetError as error:
             raise refused_to_build(error, module, groups, settings, laid_out=True) from error
         if settings.ranks is not None:
-            take_first_ranks(dict([*module.named_buffers(), *state.unmanaged]), settings.ranks)
+            alike = dict([*module.named_buffers(), *state.unmanaged])
+            for name in names_alone(module):
+                alike.pop(name, None)
+            take_first_ranks(alike, settings.ranks)
         for parameter in module.parameters():
             if isinstance(parameter, PiecedParameter):
                 rehome(parameter, home, settings.device or torch.device("cpu"))
@@ -245,8 +254,12 @@ def _built(
     module = ready
     try:
         if ready is not None:
+            refuse_late_marks(ready.named_parameters())
             bring_in(ready, nursery)
         module = build(provider, nursery)
+        refuse_late_marks(module.named_parameters())
+        if settings.ranks is not None:
+            refuse_what_cannot_be_alone(module, settings.ranks)
         if nursery.refused is None:
             return module
         error = nursery.refused
@@ -325,9 +338,12 @@ def _lay_out(
     groups = parameter_groups(module, settings, param_groups)
     if settings.ranks is not None:
         refuse_other_models(module, groups, settings.ranks)
+    stored = stored_names(settings.ranks, names_alone(module))
     first = manager.tiers[0]
     specification = specification_of(settings, first.name, first.capacity)
-    state = ModelState(module, groups, settings.rule, specification, manager, home, sharding)
+    state = ModelState(
+        module, groups, settings.rule, specification, manager, home, sharding, stored
+    )
     base = sum(buffer.nbytes for buffer in module.buffers())
     refuse_what_cannot_fit(state, module, groups, settings, base)
     _refuse_unmanaged(state)

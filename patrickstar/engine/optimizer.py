@@ -278,7 +278,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             update.count()
             self._make(update)
         self._gradients.clear_chunk(update.aligned)
-        if self._refresher is not None:
+        if self._refresher is not None and not update.aligned.alone:
             self._refresher.start(update.aligned)
 
     def _make(self, update: ChunkUpdate) -> None:

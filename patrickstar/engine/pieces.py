@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from patrickstar.engine.alone import is_alone, mark_alone
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import METADATA
 from patrickstar.engine.whole import PiecesError, put_together
@@ -112,6 +113,8 @@ def split(
     pieces, starts = [], list(range(0, whole.shape[0], rows))
     for start in starts:
         piece = nn.Parameter(whole[start : start + rows], requires_grad=parameter.requires_grad)
+        if is_alone(parameter):
+            mark_alone(piece)
         adopt(piece)
         pieces.append(piece)
     placeholder = torch.empty((), dtype=whole.dtype, device=whole.device)

@@ -61,6 +61,11 @@ class Ranks:
         return self.comm.topology.ranks.index(self.comm.rank)
 
     @property
+    def divisor(self) -> float:
+        """What the sum of a gradient over ranks is divided by."""
+        return len(self.comm.topology.ranks) * (self.postdivide or 1.0)
+
+    @property
     def is_first(self) -> bool:
         """Whether this rank decides and writes for all."""
         return self.place == 0
@@ -104,7 +109,7 @@ class Ranks:
             return self.chunks.reduce_scatter(
                 chunk, full, own, op="avg", dtype=dtype, predivide=self.predivide
             )
-        rest = self.postdivide * len(self.comm.topology.ranks) / (self.predivide or 1.0)
+        rest = self.divisor / (self.predivide or 1.0)
         return self.chunks.reduce_scatter(
             chunk, full, own, dtype=dtype, predivide=self.predivide, postdivide=rest
         )

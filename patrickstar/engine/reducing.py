@@ -17,6 +17,7 @@ import torch
 
 from patrickstar.comm import Work
 from patrickstar.engine.aligned import AlignedChunks, Slot
+from patrickstar.engine.alone import refuse_late_marks
 from patrickstar.engine.construct import view_of
 from patrickstar.engine.in_flight import InFlight
 from patrickstar.engine.sharding import Sharding
@@ -35,7 +36,8 @@ class GradientReducer:
     def __init__(self, state: ModelState, sharding: Sharding, norms: ShardNorms) -> None:
         self._manager, self._ranks = state.manager, sharding.ranks
         self._sharding, self._norms = sharding, norms
-        trained = [aligned for aligned in state.aligned if aligned.gradient is not None]
+        shared = [aligned for aligned in state.aligned if not aligned.alone]
+        trained = [aligned for aligned in shared if aligned.gradient is not None]
         self._order = sorted(trained, key=lambda a: a.slots[0].index, reverse=True)
         self._turn: int | None = None  # of the order, in a backward
         self._come: set[int] = set()  # the parameters whose gradient has come in this backward
@@ -82,6 +84,7 @@ class GradientReducer:
         """Reduce what any rank still has of its own. Called on all ranks."""
         self._in_flight.finish()
         slots = [slot for aligned in self._order for slot in aligned.slots]
+        refuse_late_marks((slot.name, slot.parameter) for slot in slots)
         flags = [slot.is_local for slot in slots] + [slot.has_grad for slot in slots]
         anywhere = self._ranks.anywhere(flags)
         late = {slot.index for slot, is_late in zip(slots, anywhere, strict=False) if is_late}

@@ -59,7 +59,7 @@ def resume(
     if not isinstance(client, dict):
         raise CheckpointError("client_state in the checkpoint is no dict")
     found = members(training)
-    progress = agree(training, checkpoint, found, what)
+    progress = _agreed(training, checkpoint, found, what)
     groups = groups_of(training, state) if what.optimizer else []
     counters = counters_of(training, state, progress, what)
     places = {
@@ -94,6 +94,29 @@ def resume(
             for rng in states[own : own + 1]:  # ranks that were not there keep theirs
                 set_rng_state(rng)
     return client, counters
+
+
+def _agreed(
+    training: Training, checkpoint: Checkpoint, found: list[Member], what: What
+) -> dict[str, list[Progress]]:
+    """What `agree` says; if it fits one rank and not another, all of them learn of it."""
+    ranks = training.state.ranks
+    if ranks is None or not training.state.stored.anywhere:
+        return agree(training, checkpoint, found, what)
+    progress, failure = {}, None
+    try:
+        progress = agree(training, checkpoint, found, what)
+    except CheckpointError as error:
+        failure = error
+    texts = ranks.comm.control.exchange_bytes(
+        "whether a checkpoint fits", b"" if failure is None else str(failure).encode()
+    )
+    if failure is not None:
+        raise failure
+    for rank, text in zip(ranks.comm.topology.ranks, texts, strict=True):
+        if text:
+            raise CheckpointError(f"rank {rank} says: {text.decode()}")
+    return progress
 
 
 @contextmanager
@@ -172,10 +195,12 @@ def _fill(
     manager, tier = training.state.manager, training.state.update_tier
     ranks, sharding = training.state.ranks, training.state.sharding
     own, start, part, is_whole = chunk, 0, slice(None), False
+    shared = ranks is not None and not places[0].member.alone
     if sharding is not None and sharding.is_sharded(chunk):
         halves = sharding.of(chunk)
         own, start = halves.own, halves.start
-    elif ranks is not None and any(source is not None for source in sources):
+    elif shared and any(source is not None for source in sources):
+        assert ranks is not None
         start, stop = ranks.own(chunk.numel)
         part, is_whole = slice(start, stop), True
     with manager.use([Use(own.id, Access.UPDATE, tier)]), torch.no_grad():

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ from patrickstar.engine.contents import (
     other_tensors,
 )
 from patrickstar.engine.ranks import Ranks
-from patrickstar.engine.together import Walk, write_together
+from patrickstar.engine.saving_alone import Offer, of_all, sources_of_others
+from patrickstar.engine.together import Part, Walk, write_together
 from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, CpuTier, Use
 
@@ -82,6 +84,38 @@ def buffer_sources(training: Training) -> list[TensorSource]:
     return [TensorSource.of(name, t) for name, t in other_tensors(training).items()]
 
 
+def sources_of(
+    training: Training,
+    walk: Walk,
+    wanted: Sequence[Wanted],
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> list[TensorSource]:
+    """What is wanted, of all ranks, as the next of `walk`.
+
+    Args:
+        others: what is wanted and lives in no chunk.
+    """
+    ranks, stored = training.state.ranks, training.state.stored
+    first = ranks is None or ranks.is_first
+    sources = [one.source(training, walk) for one in wanted if first or not one.member.alone]
+    sources += [TensorSource.of(key, tensor) for key, tensor in others.items()]
+    if ranks is not None and stored.anywhere:
+        offers = [one.offer(training) for one in wanted if one.member.alone]
+        alone = set(stored.own.values())
+        offers += [_ready(key, tensor) for key, tensor in others.items() if key in alone]
+        sources += sources_of_others(ranks, walk, offers)
+    return sources
+
+
+def _ready(key: str, tensor: torch.Tensor) -> Offer:
+    """What lives in no chunk."""
+
+    def part() -> AbstractContextManager[torch.Tensor]:
+        return nullcontext(tensor)
+
+    return Offer(key, tensor.dtype, tuple(tensor.shape), (tensor.numel(),), (part,))
+
+
 def save(
     training: Training,
     folder: Path,
@@ -105,8 +139,8 @@ def save(
     training.state.manager.abandon_iteration()
     refuse_unreduced(training)
     weights, walk = wanted_weights(training, frozen=frozen), Walk()
-    sources = [wanted.source(training, walk) for wanted in weights] + buffer_sources(training)
-    states = [wanted.source(training, walk) for wanted in wanted_states(training)]
+    sources = sources_of(training, walk, weights, other_tensors(training))
+    states = sources_of(training, walk, wanted_states(training))
     state = run_state(training, client_state, weights)
 
     def write() -> None:
@@ -142,7 +176,7 @@ def save_weights(
     stem = "model" if stem == "pytorch_model.bin" else stem.removesuffix(".bin")
     training.state.manager.abandon_iteration()
     weights, walk = wanted_weights(training, frozen=frozen), Walk()
-    sources = [wanted.source(training, walk) for wanted in weights] + buffer_sources(training)
+    sources = sources_of(training, walk, weights, other_tensors(training))
 
     def write() -> None:
         publish_weights(folder, stem, sources, config_file(training.module), shard_bytes)
@@ -174,6 +208,14 @@ def run_state(
         weights: those that the checkpoint will have.
     """
     kept = {wanted.key for wanted in weights}
+    parameters = {
+        m.name: [part.progress().to_json() for part in m.parts] for m in members(training)
+    }
+    excluded = [name for name in parameters if name not in kept]
+    if training.state.ranks is not None and training.state.stored.anywhere:
+        for others, left_out in of_all(training.state.ranks, (parameters, excluded)):
+            parameters = {**others, **parameters}
+            excluded += [name for name in left_out if name not in excluded]
     optimizer, scaler = training.optimizer, training.precision.scaler
     scheduler, stepping = training.stepping.scheduler, training.stepping
     return {
@@ -193,14 +235,12 @@ def run_state(
                 for index, group in enumerate(optimizer.param_groups)
             ],
         },
-        "parameters": {
-            m.name: [part.progress().to_json() for part in m.parts] for m in members(training)
-        },
+        "parameters": parameters,
         "scheduler": _stateful(scheduler, "scheduler"),
         "data": _stateful(training.data, "data position"),
         "rng": _of_every_rank(training.state.ranks, rng_state()),
-        "excluded": [m.name for m in members(training) if m.name not in kept],
-        "tied": _tied(training.module),
+        "excluded": excluded,
+        "tied": _tied(training),
         "extra_state": _extra_states(training.module),
         "client": encode(client_state, "client_state"),
     }
@@ -251,11 +291,17 @@ class Wanted:
 
     def source(self, training: Training, walk: Walk) -> TensorSource:
         """For a checkpoint that is written now, as the next of `walk`."""
-        parts = [
-            functools.partial(self.values, training, number)
-            for number in range(len(self.member.parts))
-        ]
-        return walk.source(self.key, self.dtype, self.member.shape, parts)
+        return walk.source(self.key, self.dtype, self.member.shape, self._parts(training))
+
+    def offer(self, training: Training) -> Offer:
+        """For a checkpoint that another rank writes."""
+        lengths = tuple(part.slot.numel for part in self.member.parts)
+        parts = tuple(self._parts(training))
+        return Offer(self.key, self.dtype, self.member.shape, lengths, parts)
+
+    def _parts(self, training: Training) -> list[Part]:
+        numbers = range(len(self.member.parts))
+        return [functools.partial(self.values, training, number) for number in numbers]
 
     @contextmanager
     def values(
@@ -298,13 +344,13 @@ def _state_chunk(name: str) -> Callable[[AlignedChunks], Chunk | None]:
     return lambda aligned: aligned.states.get(name)
 
 
-def _tied(module: nn.Module) -> dict[str, str]:
+def _tied(training: Training) -> dict[str, str]:
     """Further names of parameters that have several, with the name they are stored under."""
     first: dict[int, str] = {}
     further = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    for name, parameter in training.module.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
-            further[name] = first[id(parameter)]
+            further[name] = training.state.stored.of(first[id(parameter)])
     return further
 
 

@@ -57,6 +57,7 @@ class Sharding:
         self._parameters: dict[int, int] = {}  # bytes of the chunks whose order is foreseen
         self._foresight = Foresight(self._parameters)
         self._flying: dict[int, InFlight] = {}  # gathered ahead and not arrived yet, oldest first
+        self._alone: set[int] = set()  # chunks that this rank has for itself
         self._extra: int | None = None  # what all ranks have room for beside the first iteration
 
     def shard(self, full: Chunk, name: str, *, from_first: bool = False) -> None:
@@ -72,8 +73,18 @@ class Sharding:
         if full.kind == "parameter":  # others change in the course of an iteration
             self._parameters[full.id] = full.nbytes
 
+    def keep_alone(self, chunk: Chunk) -> None:
+        """No other rank has this chunk, or a part of it."""
+        self._alone.add(chunk.id)
+
+    def is_alone(self, chunk: Chunk) -> bool:
+        return chunk.id in self._alone
+
     def forget(self, full: Chunk) -> None:
         """`full` is about to be deleted, and its contents with it."""
+        if full.id in self._alone:
+            self._alone.remove(full.id)
+            return
         self.take(full)
         self._manager.delete(self._halves.pop(full.id).own)
         self._parameters.pop(full.id, None)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from patrickstar.engine.aligned import AlignedChunks, Slot, settle_in, shard_chunks
+from patrickstar.engine.alone import StoredNames, is_alone
 from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
@@ -79,12 +80,14 @@ class Family(NamedTuple):
         group: of the optimizer's, -1 for none.
         low: whether their gradients travel in the precision of autocast.
         spread: where the other parts of them are.
+        alone: whether this rank has them for itself.
     """
 
     group: int
     trainable: bool
     low: bool
     spread: Spread
+    alone: bool
 
 
 class ModelState:
@@ -94,6 +97,7 @@ class ModelState:
         groups: the optimizer's parameter groups, each with `params` and its hyperparameters.
         rule: the optimizer's formula, which names the states.
         sharding: shares chunks among the ranks that train together, if they are several.
+        stored: what checkpoints call the parameters that ranks have for themselves.
     """
 
     def __init__(
@@ -105,7 +109,9 @@ class ModelState:
         manager: ChunkManager,
         home: ChunkHome,
         sharding: Sharding | None = None,
+        stored: StoredNames | None = None,
     ) -> None:
+        self.stored = stored or StoredNames()
         self.manager, self.home, self.rule = manager, home, rule
         self.sharding = home.sharding = sharding
         self.ranks = None if sharding is None else sharding.ranks
@@ -154,12 +160,14 @@ class ModelState:
                     parameter.stride(),
                 )
                 trainable = parameter.requires_grad and id(parameter) in group_of
+            alone = self.ranks is not None and is_alone(parameter)
             self.slots[id(parameter)] = (None, slot)  # type: ignore[assignment]
             key = Family(
                 group_of.get(id(parameter), -1),
                 trainable,
-                trainable and id(parameter) in low,
+                trainable and id(parameter) in low and not alone,
                 spread_of(parameter),
+                alone,
             )
             families.setdefault(key, []).append(slot)
         limit = self.specification.limit or self._choose_limit(families, groups)
@@ -196,10 +204,18 @@ class ModelState:
         spec, create = self.specification, self.manager.create
         first = len(self.aligned)
         for length in layout.lengths:
-            numel = max(length, 1) if self.ranks is None else self.ranks.padded(max(length, 1))
+            numel = max(length, 1)
+            if self.ranks is not None and not family.alone:
+                numel = self.ranks.padded(numel)
             parameter = create(numel, spec.dtype, "parameter")
             aligned = AlignedChunks(
-                family.group, [], parameter, stop=numel, low=family.low, spread=family.spread
+                family.group,
+                [],
+                parameter,
+                stop=numel,
+                low=family.low,
+                spread=family.spread,
+                alone=family.alone,
             )
             if family.trainable:
                 aligned.gradient = create(numel, spec.grad_dtype, "gradient")
@@ -216,7 +232,11 @@ class ModelState:
             self.slots[id(slot.parameter)] = (aligned, slot)
         if self.sharding is not None:
             for aligned in self.aligned[first:]:
-                shard_chunks(aligned, self.sharding)
+                if aligned.alone:
+                    for chunk in aligned.chunks():
+                        self.sharding.keep_alone(chunk)
+                else:
+                    shard_chunks(aligned, self.sharding)
 
     def move_in(self, nursery: Nursery) -> None:
         """Copy every parameter from the construction chunks to its final place.
@@ -247,7 +267,7 @@ class ModelState:
                 left[source] -= 1
                 if not left[source]:
                     self._give_up(nursery, left)
-            if self.sharding is not None:
+            if self.sharding is not None and not aligned.alone:
                 alike = nursery.sharding is not None
                 settle_in(aligned, self.sharding, self.manager, alike=alike)
 
@@ -295,6 +315,7 @@ class ModelState:
         kept = sum(chunk.nbytes for a in self.aligned for chunk in a.kept())
         if self.sharding is None:
             return kept
-        gradients = sum(a.gradient.nbytes for a in self.aligned if a.gradient is not None)
-        largest = max((chunk.nbytes for a in self.aligned for chunk in a.chunks()), default=0)
+        shared = [aligned for aligned in self.aligned if not aligned.alone]
+        gradients = sum(a.gradient.nbytes for a in shared if a.gradient is not None)
+        largest = max((chunk.nbytes for a in shared for chunk in a.chunks()), default=0)
         return kept + gradients + (MOST_GATHERED + 1) * largest

@@ -36,13 +36,21 @@ class ShardNorms:
     def __init__(self, ranks: Ranks, aligned: Sequence[AlignedChunks]) -> None:
         self._ranks = ranks
         self._squares: dict[int, float] = {}
-        self._spreads = {a.slots[0].index: a.spread for a in aligned}
+        self._spreads = {a.slots[0].index: a.spread for a in aligned if not a.alone}
+        self._alone: dict[Slot, float] = {}
+        (self._any_alone,) = ranks.anywhere([any(a.alone for a in aligned)])
 
     def measure(self, aligned: AlignedChunks, own: torch.Tensor) -> None:
         """Note the norm of this rank's part of the gradients while it is in cache."""
         sums = BlockSums(own.numel())
         sums.add(own)
         self._squares[aligned.slots[0].index] = float(sums.total())
+
+    def measure_alone(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Note the norm of a gradient that only this rank has."""
+        sums = BlockSums(gradient.numel())
+        sums.add(gradient.reshape(-1))
+        self._alone[slot] = float(sums.total())
 
     def total(self) -> float:
         """The norm over all ranks; called on all of them."""
@@ -54,10 +62,16 @@ class ShardNorms:
             spread.sum([here])[0] if spread.groups else here
             for spread, here in zip(squares, sums, strict=True)
         )
+        if self._any_alone:
+            own = sorted(
+                (slot.index, square) for slot, square in self._alone.items() if slot.has_grad
+            )
+            total += self._ranks.comm.reductions.sum([sum(square for _, square in own)])[0]
         return math.sqrt(total) if total >= 0 else math.nan
 
     def clear(self) -> None:
         self._squares.clear()
+        self._alone.clear()
 
 
 class Stepping:
@@ -97,7 +111,9 @@ class Stepping:
 
     def collected(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Note the norm of a gradient while it is still in the processor's cache."""
-        if self._exact:
+        if self._shard_norms is not None:
+            self._shard_norms.measure_alone(slot, gradient)
+        elif self._exact:
             sums = BlockSums(gradient.numel())
             sums.add(gradient.reshape(-1))
             self._norms[slot.index] = sums.total()
