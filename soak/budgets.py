@@ -17,7 +17,15 @@ from typing import Any
 from patrickstar.errors import BudgetError
 from soak.models import Spec, draw_spec
 from soak.tally import Tally
-from soak.training import OPTIMIZERS, config_for, fingerprint, one_step, start, warm_up
+from soak.training import (
+    OPTIMIZERS,
+    config_for,
+    fingerprint,
+    one_step,
+    start,
+    update_in_backward,
+    warm_up,
+)
 from soak.watched import Outcome, run_all
 
 STEPS = 4
@@ -76,6 +84,8 @@ def draw_trial(number: int, seed: int, spool: Path) -> Trial:
         memory["device"] = int(total * draw.uniform(0.05, 0.8)) + (64 << 10)
         ours["update"] = draw.choice(["host", "device"])
     ours["memory"] = memory
+    if draw.random() < 0.5:
+        update_in_backward(config, free)
     asked = {tier: memory[tier] for tier in ("device", "host") if tier in memory}
     return Trial(number, spec, config, free, asked)
 

@@ -42,6 +42,17 @@ def config_for(
     return config
 
 
+def update_in_backward(config: dict[str, Any], *others: dict[str, Any]) -> None:
+    """Have `config` update in the backward if its precision can; take from all what forbids it."""
+    if "fp16" in config:
+        return
+    for one in (config, *others):
+        one["gradient_clipping"] = 0.0
+        if "bf16" in one:
+            one["bf16"]["check_grad_overflow"] = False
+    config["patrickstar"]["update_in_backward"] = True
+
+
 def start(spec: Spec, config: dict[str, Any]) -> tuple[Engine, Any]:
     """An engine whose model has the weights of seed 0."""
     torch.manual_seed(0)

@@ -135,6 +135,13 @@ class PatrickStar(Section):
     overlap_update: Bool = honoured(
         True, "leave an update that moves chunks to the next use of its weights; same numbers"
     )
+    update_in_backward: Bool = honoured(
+        False,
+        "update weights while the backward that completes an accumulation runs; same numbers and "
+        "less memory for gradients",
+        note="`step()` must follow that backward at once; not with clipping, fp16, "
+        "`bf16.check_grad_overflow` or several ranks: see [the page on it](update-in-backward.md)",
+    )
     deepspeed_exact: Bool = honoured(
         False, "reproduce DeepSpeed's arithmetic, also where it has a known defect"
     )

@@ -57,6 +57,12 @@ class DeepSpeedNames:
             return self._boundary
         return self.micro_steps % self.accumulation_steps == 0
 
+    def completes_accumulation(self) -> bool:
+        """Whether it is complete when one more micro-batch has had its backward."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self.accumulation_steps == 0
+
     def restart_accumulation(self) -> None:
         """The micro-batches of an accumulation that is not complete do not count."""
         self.micro_steps -= self.micro_steps % self.accumulation_steps

@@ -151,11 +151,16 @@ class Engine(DeepSpeedNames, nn.Module):
         if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
         self._refuse_when_over()
+        completes = not retain_graph and self.completes_accumulation()
         self._plain_backward.engine_runs = True
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
             one_thread = torch.autograd.set_multithreading_enabled(False)
-            with self._timed("bwd"), self._segments.backward(), self._gradients.backward():
+            with (
+                self._timed("bwd"),
+                self._segments.backward(completes=completes),
+                self._gradients.backward(),
+            ):
                 with self._saved.hooks(), one_thread, self._timed("bwd_inner"):
                     scaled = self._precision.scale_loss(loss)
                     torch.autograd.backward(scaled, retain_graph=retain_graph)
@@ -428,6 +433,8 @@ class Engine(DeepSpeedNames, nn.Module):
         """
         self.wait_for_checkpoint()
         self.memory.do_due()
+        if self.optimizer is not None:
+            self.optimizer.give_up_step()
         if tag is None and not is_there(self.ranks, Path(load_dir)):
             warnings.warn(nothing_there(Path(load_dir)), stacklevel=2)
             return None, {}
@@ -512,6 +519,7 @@ class Engine(DeepSpeedNames, nn.Module):
         finally:
             if self.optimizer is not None:
                 self.optimizer.closed = True
+                self.optimizer.give_up_step()
             self._segments.abandon()
             self._gradients.remove_hooks()
             self._state.home.training = None

@@ -61,6 +61,7 @@ def settings_from(config: Config) -> RunSettings:
         plan=ours.policy not in ("lru", "fifo"),
         prefetch=ours.prefetch,
         overlap_update=ours.overlap_update,
+        update_in_backward=ours.update_in_backward,
         grad_dtype=grad_dtype,
         round_masters=ours.deepspeed_exact,
         exact=ours.deepspeed_exact,

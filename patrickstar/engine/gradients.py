@@ -40,6 +40,7 @@ class Gradients:
             for itself.
         over: called when a backward has ended, well or not.
         reducer: makes the mean over ranks of them, if there are several.
+        came: called when a gradient has gone to its chunk and autograd has no more of it.
 
     Attributes:
         stores: how many gradients have begun to go into chunks.
@@ -52,9 +53,11 @@ class Gradients:
         collected: Callable[[Slot, torch.Tensor], None] | None = None,
         reducer: GradientReducer | None = None,
         over: Callable[[], None] | None = None,
+        came: Callable[[AlignedChunks, Slot], None] | None = None,
     ) -> None:
         self._state, self._manager = state, state.manager
-        self._collected, self.reducer, self._over = collected, reducer, over
+        self._collected, self.reducer = collected, reducer
+        self._over, self._came = over, came
         self._handles: list[Any] = []
         self._rewritten: set[int] = set()
         self.stores = 0
@@ -83,9 +86,11 @@ class Gradients:
                 self._store(aligned, slot, gradient, add=slot.is_local)
                 slot.is_local = True
             parameter.grad = None
+            del gradient
             if self.reducer is not None and not aligned.alone:
-                del gradient
                 self.reducer.collected(slot)
+            if self._came is not None:
+                self._came(aligned, slot)
 
     def _share_of(self, aligned: AlignedChunks, gradient: torch.Tensor) -> torch.Tensor:
         """Of the mean over ranks, what comes from the losses whose sum `gradient` belongs to."""

@@ -7,6 +7,7 @@ any layout follows from the one rehearsal, without running the model again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from patrickstar.engine.state import ModelState
@@ -76,6 +77,16 @@ def grouped(alone: Trace, state: ModelState) -> tuple[Trace, list[int]]:
     ] or [step]
     segments = [(places[min(first, len(places) - 1)], name) for first, name in alone.segments]
     return Trace(moments, segments), places
+
+
+def with_gradients_once(alone: Trace, state: ModelState) -> frozenset[int]:
+    """The parameter chunks whose parameters have one gradient each in `alone`."""
+    come = Counter(use.chunk for moment in alone.moments for use in moment.uses)
+    return frozenset(
+        aligned.parameter.id
+        for aligned in state.aligned
+        if all(come[gradient_alone(slot.index)] == 1 for slot in aligned.slots)
+    )
 
 
 def updates_of(state: ModelState) -> list[tuple[tuple[Use, ...], int]]:

@@ -26,6 +26,7 @@ from patrickstar.engine.alone import (
 )
 from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
 from patrickstar.engine.device import allocated_peak, free_budget, move_unmanaged
+from patrickstar.engine.early import EarlyUpdates, refuse_what_needs_all_gradients
 from patrickstar.engine.engine import Engine
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.home import ChunkHome
@@ -76,6 +77,7 @@ class RunSettings:
     skip_overflow: bool = False
     piece_size: int = DEFAULT_PIECE_SIZE
     overlap_update: bool = True
+    update_in_backward: bool = False
     make_scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     device: torch.device | None = None  # an accelerator; None computes in CPU memory
     pin_host: bool = True  # page-lock the host's memory for it
@@ -84,6 +86,15 @@ class RunSettings:
     record: Path | None = None  # a folder that the run is recorded into
     carry_inputs: bool = False  # what checkpointed regions keep goes to the host, in chunks
     ranks: Ranks | None = None  # those that train together, if they are several
+
+    def __post_init__(self) -> None:
+        if self.update_in_backward:
+            refuse_what_needs_all_gradients(
+                clipping=self.clipping,
+                scaled=self.precision.scaler is not None,
+                skips_overflow=self.skip_overflow,
+                ranks=self.ranks is not None,
+            )
 
 
 def make_engine(
@@ -188,21 +199,24 @@ def _assemble(
     if sharding is not None:
         norms = ShardNorms(sharding.ranks, state.aligned)
         reducer = GradientReducer(state, sharding, norms)
+    early = EarlyUpdates(state, enabled=settings.update_in_backward)
     stepping = Stepping(
         state,
         settings.precision,
         settings.clipping,
+        early,
         exact=settings.exact,
         skip_overflow=settings.skip_overflow,
         shard_norms=norms,
     )
-    gradients = Gradients(state, stepping.collected, reducer, stepping.backward_is_over)
+    gradients = Gradients(state, stepping.collected, reducer, stepping.backward_is_over, early.came)
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
-    overlap = Overlap(state, enabled=settings.overlap_update and settings.ranks is None)
+    puts_off = settings.overlap_update and settings.ranks is None and not early.enabled
+    overlap = Overlap(state, enabled=puts_off)
     recording = None if record is None else record.recording
     segments = Segments(
-        manager, device, base, overlap, allocated_peak(device), recording, state.sharding
+        manager, device, base, overlap, early, allocated_peak(device), recording, state.sharding
     )
     engine = Engine(
         module,
@@ -225,6 +239,7 @@ def _assemble(
         stepping,
         segments,
         overlap,
+        early,
     )
     engine.optimizer = optimizer
     if record is not None:

@@ -8,6 +8,7 @@ gradients either way: they are None afterwards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from patrickstar.engine.aligned import AlignedChunks
+from patrickstar.engine.early import EarlyUpdates
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.interruption import InterruptsAfterwards
 from patrickstar.engine.optimizer_state import gather, scatter
@@ -62,6 +64,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         counters: what counts steps and knows where an accumulation ends.
         stepping: decides about scale, clipping and overflow.
         overlap: puts updates off to the next forward.
+        early: makes updates in the backward.
 
     Attributes:
         torn: a step ended early: some weights are of that step and some of the one before.
@@ -78,12 +81,14 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         stepping: Stepping,
         segments: Segments,
         overlap: Overlap,
+        early: EarlyUpdates,
     ) -> None:
         super().__init__(groups, defaults)
         self.model_state = state
         self._gradients = gradients
         self._counters, self._stepping, self._segments = counters, stepping, segments
-        self._overlap = overlap
+        self._overlap, self._early = overlap, early
+        early.update = self._update_early
         ranks = state.ranks
         whole = ranks is not None and ranks.shards_states and not ranks.shards_parameters
         self._refresher = Refresher(state.manager, ranks) if ranks is not None and whole else None
@@ -132,7 +137,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.refuse_when_over()
+        self._refuse_when_over()
         with self._counters.stepping():
             self._counters.note_step()
             if self._counters.accumulation_is_complete():
@@ -164,12 +169,24 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
     def refuse_when_over(self) -> None:
         """Raise if the engine is closed, or the weights are not those of one step."""
+        self._refuse_when_over()
+        if self._early.awaits_step:
+            raise ChunkStateError(
+                "the last backward completed an accumulation and has updated weights already "
+                "(patrickstar.update_in_backward); call step() before anything else"
+            )
+
+    def give_up_step(self) -> None:
+        """Weights that a backward has updated wait for no step any more."""
+        self._early.forget()
+
+    def _refuse_when_over(self) -> None:
         if self.closed:
             raise ChunkStateError(
                 "this engine is closed. The module it had is an ordinary one again where its "
                 "parameters fit in memory: use engine.module, or make a new engine to train on"
             )
-        if self.torn:
+        if self.torn and not self._early.awaits_step:
             raise ChunkStateError(
                 "the last optimizer step ended early: some weights are of that step and some of "
                 "the one before. Go on from a checkpoint with load_checkpoint"
@@ -190,6 +207,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             )
 
     def _update_all(self) -> GradScale | None:
+        self._early.settle(self.param_groups)
         self.model_state.manager.do_due()
         self._gradients.complete()
         scale = self._stepping.before()
@@ -203,6 +221,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         if self._refresher is not None:
             self._refresher.finish()
         self._gradients.clear()
+        self._early.forget()
         if self.snapshot is not None:
             self.snapshot.copy_rest()
             self.snapshot = None
@@ -221,6 +240,11 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         Returns:
             the norm before clipping, without the loss scale.
         """
+        if self._early.enabled and math.isfinite(max_norm):
+            raise ChunkStateError(
+                f"clip_grad_norm_({max_norm}) comes too late: with patrickstar.update_in_backward "
+                "the backward has used the gradients. Set that to false to clip"
+            )
         self._gradients.complete()
         return self._stepping.clip_next(max_norm)
 
@@ -264,7 +288,12 @@ class ChunkedOptimizer(torch.optim.Optimizer):
 
         After a backward that ended early they are forgotten there too, and the accumulation begins
         anew.
+
+        Raises:
+            ChunkStateError: the last backward has used some of them already.
         """
+        if self._early.awaits_step:
+            self.refuse_when_over()
         incomplete = self._gradients.incomplete
         if incomplete or self._counters.accumulation_is_complete():
             self._gradients.clear()
@@ -280,6 +309,29 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         self._gradients.clear_chunk(update.aligned)
         if self._refresher is not None and not update.aligned.alone:
             self._refresher.start(update.aligned)
+
+    def _update_early(self, aligned: AlignedChunks) -> bool:
+        """Update `aligned` in the backward, if that can be done now."""
+        manager, state = self.model_state.manager, self.model_state
+        if aligned.changed or any(manager.is_in_use(chunk) for chunk in aligned.chunks()):
+            return False
+        scale = self._stepping.of_early_updates()
+        update = ChunkUpdate.decide(aligned, self.param_groups[aligned.group], scale)
+        with ExitStack() as stack:
+            for device in {"cpu", self._segments.device.type}:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            try:
+                stack.enter_context(manager.use(update.uses(state.update_tier)))
+            except BudgetError:
+                return False  # nothing has changed, and there may be room in the step
+            self.torn = True  # until the step
+            self._early.note(update)
+            if self.snapshot is not None:
+                self.snapshot.before_update(aligned)
+            update.count()
+            self._make(update)
+        self._gradients.clear_chunk(aligned)
+        return True
 
     def _make(self, update: ChunkUpdate) -> None:
         with self._segments.updating(update.aligned.parameter.id):

@@ -114,15 +114,7 @@ def overlapped(trace: Trace, family: Mapping[int, int]) -> Trace | None:
     if not trace.segments or trace.segments[-1][1] != "step":
         return None
     step = trace.segments[-1][0]
-    updates: dict[int, Moment] = {}
-    rest: list[Moment] = []
-    for moment in trace.moments[step:]:
-        touched = {family.get(use.chunk, -1) for use in moment.uses}
-        (of,) = touched if len(touched) == 1 else (-1,)
-        if of >= 0 and len(moment.uses) > 1 and of not in updates:
-            updates[of] = replace(moment, blanked=_own(moment))
-        else:
-            rest.append(moment)
+    updates, rest = updates_of_step(trace, family)
     moments: list[Moment] = []
     begins: dict[int, int] = {}  # where a moment of the trace, with what is due before it, went
     for index, moment in enumerate(trace.moments[:step]):
@@ -132,7 +124,7 @@ def overlapped(trace: Trace, family: Mapping[int, int]) -> Trace | None:
             if due is not None:
                 before = moments[-1] if moments else moment
                 moments.append(
-                    replace(due, other=dict(before.other), held=_others(moment, due.uses))
+                    replace(due, other=dict(before.other), held=held_beside(moment, due.uses))
                 )
         moments.append(moment)
     begins[step] = len(moments)
@@ -142,13 +134,33 @@ def overlapped(trace: Trace, family: Mapping[int, int]) -> Trace | None:
     return Trace(moments, segments)
 
 
+def updates_of_step(
+    trace: Trace, family: Mapping[int, int]
+) -> tuple[dict[int, Moment], list[Moment]]:
+    """What the last segment of `trace` does: its updates, by parameter chunk, and the rest.
+
+    Args:
+        family: see `families`.
+    """
+    updates: dict[int, Moment] = {}
+    rest: list[Moment] = []
+    for moment in trace.moments[trace.segments[-1][0] :]:
+        touched = {family.get(use.chunk, -1) for use in moment.uses}
+        (of,) = touched if len(touched) == 1 else (-1,)
+        if of >= 0 and len(moment.uses) > 1 and of not in updates:
+            updates[of] = replace(moment, blanked=_own(moment))
+        else:
+            rest.append(moment)
+    return updates, rest
+
+
 def _own(moment: Moment) -> tuple[int, ...]:
     """What of the contents that died was the update's; the end of a step gives up all gradients."""
     used = {use.chunk for use in moment.uses}
     return tuple(dict.fromkeys(chunk for chunk in moment.blanked if chunk in used))
 
 
-def _others(moment: Moment, uses: Sequence[Use]) -> dict[int, tuple[int, ...]]:
+def held_beside(moment: Moment, uses: Sequence[Use]) -> dict[int, tuple[int, ...]]:
     """What could not leave at `moment`, apart from `uses`."""
     used = {(use.chunk, use.tier) for use in uses}
     left = {
@@ -158,4 +170,4 @@ def _others(moment: Moment, uses: Sequence[Use]) -> dict[int, tuple[int, ...]]:
     return {tier: chunks for tier, chunks in left.items() if chunks}
 
 
-__all__ = ["Overlap", "families", "overlapped"]
+__all__ = ["Overlap", "families", "held_beside", "overlapped", "updates_of_step"]

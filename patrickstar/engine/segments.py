@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from patrickstar.engine.early import EarlyUpdates
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.recording import Recording
 from patrickstar.engine.sharding import Sharding
@@ -35,6 +36,7 @@ class Segments:
         device: whose memory the compute tier is.
         base: bytes on the compute tier that are always there and no chunk owns (buffers).
         overlap: knows which iterations make the updates of the one before.
+        early: knows which iterations make their updates in the backward.
         allocated_peak: the most bytes that the device had given out at once since the last call, if
             it tells.
         recording: is told when iterations and segments begin and end, if there is one.
@@ -47,12 +49,13 @@ class Segments:
         device: torch.device,
         base: int,
         overlap: Overlap,
+        early: EarlyUpdates,
         allocated_peak: Callable[[], int] | None = None,
         recording: Recording | None = None,
         sharding: Sharding | None = None,
     ) -> None:
         self._sharding, self._spare = sharding, 0
-        self._manager, self._overlap = manager, overlap
+        self._manager, self._overlap, self._early = manager, overlap, early
         self._key: Hashable = None
         self.base = base
         self._allocated_peak = allocated_peak
@@ -90,10 +93,14 @@ class Segments:
             self._end(complete=False)
 
     @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self, *, completes: bool) -> Iterator[None]:
+        """A backward; it `completes` an accumulation if nothing but the step comes after it."""
         if not self._running:
             self._begin("backward", "backward")
-        with self._segment("backward", "backward"):
+        with (
+            self._segment("backward", "backward"),
+            self._early.backward(completes=completes, planned=self.planned),
+        ):
             yield
 
     @contextmanager
@@ -133,6 +140,7 @@ class Segments:
             planned_as, foreseen = self._sharding.begin(planned_as, kind)
             self._spare = 0 if foreseen else self._sharding.spare
         self.planned = self._manager.begin_iteration(planned_as)
+        self._early.begin(key)
         self._running, self._forwards = True, 1
         if self._recording is not None:
             self._recording.began_iteration(self._manager.plan)
@@ -148,6 +156,7 @@ class Segments:
         self._manager.set_other(0, self.base + self._live.nbytes)
         if trace is not None:
             self._overlap.traced(self._key, trace)
+            self._early.traced(self._key, trace)
         if self._recording is not None:
             self._recording.ended_iteration(complete=complete)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from patrickstar.engine.aligned import AlignedChunks, Slot
+from patrickstar.engine.early import EarlyUpdates
 from patrickstar.engine.precision import Precision
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.state import ModelState
@@ -80,6 +81,7 @@ class Stepping:
     Args:
         clipping: the largest global norm, 0 for none.
         exact: take norms and clip in DeepSpeed's arithmetic instead of PyTorch's.
+        early: knows which gradients have been used before the step.
         skip_overflow: skip a step whose gradients are not finite, loss scale or not.
         shard_norms: has the norms where several ranks share the gradients.
 
@@ -94,13 +96,14 @@ class Stepping:
         state: ModelState,
         precision: Precision,
         clipping: float,
+        early: EarlyUpdates,
         *,
         exact: bool = False,
         skip_overflow: bool = False,
         shard_norms: ShardNorms | None = None,
     ) -> None:
         self._shard_norms = shard_norms
-        self._state, self._precision = state, precision
+        self._state, self._precision, self._early = state, precision, early
         self._clipping, self._exact, self._skip_overflow = clipping, exact, skip_overflow
         self._norms: dict[int, torch.Tensor | float] = {}
         self._widened = Widened()
@@ -128,6 +131,10 @@ class Stepping:
         """The norm of the gradients so far, unscaled; the coming step clips them to `max_norm`."""
         self._clip_next = float(max_norm)
         return torch.as_tensor(self._total() / self._precision.loss_scale)
+
+    def of_early_updates(self) -> GradScale:
+        """The factors for gradients whose norm nobody waits for."""
+        return deepspeed_clip_coef(torch.tensor(0.0), 0.0, 1.0) if self._exact else 1.0
 
     def before(self) -> GradScale | None:
         """The factors for this step's gradients; None if they have overflowed."""
@@ -170,7 +177,8 @@ class Stepping:
             wide = torch.float64 if self._exact else torch.float32
             return torch.tensor(self._shard_norms.total(), dtype=wide)
         slots = sorted((slot for _, slot in self._state.slots.values()), key=lambda s: s.index)
-        norms = [self._norms[slot.index] for slot in slots if slot.has_grad]
+        used = self._early.updated
+        norms = [self._norms[s.index] for s in slots if s.has_grad or s.index in used]
         if self._exact:
             return torch.tensor(math.sqrt(sum(float(n) for n in norms)), dtype=torch.float64)
         # On the CPU, wherever the gradients are: it decides what the host does next.

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from patrickstar.engine.early import brought_forward, has_room
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.needs import Verdict
 from patrickstar.engine.overlap import overlapped
@@ -152,7 +153,18 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
         capacity is not None and capacity < run.everything(tier)
         for tier, capacity in enumerate(capacities[:-1])
     )
-    if settings.plan and settings.overlap_update and moves:
+    if settings.plan and settings.update_in_backward:
+        found = brought_forward(
+            run.trace,
+            run.family,
+            run.plain,
+            lambda moment: has_room(moment, run.sizes, capacities),
+        )
+        if found is not None:
+            in_backward = planned(found[0])
+            if in_backward.fits(capacities[:-1]):
+                return in_backward
+    elif settings.plan and settings.overlap_update and moves:
         later = overlapped(run.trace, run.family)
         if later is not None:
             with_updates = planned(later)

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from patrickstar.engine.grouping import with_gradients_once
 from patrickstar.engine.initialize import (
     ParamGroups,
     RunSettings,
     parameter_groups,
 )
-from patrickstar.engine.needs import Budgets, LaidOut, Needs
+from patrickstar.engine.needs import Budgets, Needs
 from patrickstar.engine.on_paper import manage_on_paper, split_on_paper
 from patrickstar.engine.overlap import families
 from patrickstar.engine.refusal import rehearsed_alone
@@ -47,6 +48,7 @@ class Rehearsed:
             in `trace` that it is part of.
         sizes: bytes of every chunk.
         family: for each chunk that an update touches, the parameter chunk that it goes with.
+        plain: the parameter chunks whose gradients come once each.
         work: what is computed.
         base: bytes of buffers.
         dtype: of the weights.
@@ -67,6 +69,7 @@ class Rehearsed:
     places: list[int]
     sizes: dict[int, int]
     family: dict[int, int]
+    plain: frozenset[int]
     work: Work
     base: int
     dtype: torch.dtype
@@ -95,7 +98,7 @@ class Rehearsed:
     def under(self, settings: RunSettings) -> Rehearsed:
         """The same model on the same inputs under other budgets."""
         _, budgets = memory_of(settings)
-        return replace(self, budgets=budgets, **_seen_through(self.needs.laid_out(budgets)))
+        return replace(self, budgets=budgets, **_seen_through(self.needs, budgets))
 
 
 def rehearse_run(
@@ -144,17 +147,20 @@ def rehearse_run(
         base=base,
         dtype=laid.state.specification.dtype,
         update_tier=laid.state.update_tier,
-        **_seen_through(laid),
+        **_seen_through(needs, budgets),
     )
 
 
-def _seen_through(laid: LaidOut) -> dict[str, Any]:
-    """What of a `Rehearsed` follows from a layout."""
+def _seen_through(needs: Needs, budgets: Budgets) -> dict[str, Any]:
+    """What of a `Rehearsed` follows from the layout for `budgets`."""
+    laid = needs.laid_out(budgets)
+    assert needs.alone is not None
     return {
         "trace": laid.trace,
         "places": laid.places,
         "sizes": laid.sizes,
         "family": families(laid.state.aligned),
+        "plain": with_gradients_once(needs.alone, laid.state),
         "state_bytes": laid.state.total_bytes(),
         "updates": _update_bytes(laid.state),
         "tensors": {a.parameter.id: len(a.slots) for a in laid.state.aligned},

@@ -33,7 +33,8 @@ def manager() -> Iterator[ChunkManager]:
 
 def watched(manager: ChunkManager, allocator: Allocator) -> Segments:
     overlap = SimpleNamespace(begin=lambda key: key, traced=lambda key, trace: None)
-    return Segments(manager, torch.device("cpu"), 0, overlap, allocator)  # type: ignore[arg-type]
+    early = SimpleNamespace(begin=lambda key: None, traced=lambda key, trace: None)
+    return Segments(manager, torch.device("cpu"), 0, overlap, early, allocator)  # type: ignore[arg-type]
 
 
 def test_what_a_device_had_given_out_before_an_operator_is_no_need_of_it(

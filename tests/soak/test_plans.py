@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from soak.models import Spec
 from soak.plans import plan_then_run
-from soak.training import config_for
+from soak.training import config_for, update_in_backward
 
 SPECS = st.builds(
     Spec,
@@ -37,6 +37,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     ours["chunk_size"] = draw(st.sampled_from(["auto", 1, 1000, 5000]))
     ours["policy"] = draw(st.sampled_from(["planned", "lru", "fifo"]))
     ours["overlap_update"] = draw(st.booleans())
+    if draw(st.booleans()):
+        update_in_backward(config)
     ours["memory"] = {"host": draw(st.integers(20, 400)) << 10}
     if draw(st.booleans()):
         ours["memory"]["device"] = draw(st.integers(20, 400)) << 10
