@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from patrickstar.cli import app
 from patrickstar.config import load_config
+from patrickstar.engine.from_config import settings_from
 from patrickstar.machine import machine_from
 
 from .test_readme import ROOT, execute
@@ -134,6 +135,8 @@ def test_a_json_block_is_taken_by_what_it_is_for(tmp_path: Path) -> None:
             assert load_config(json.loads(code)).patrickstar.record is not None
         elif language == "json" and page == "write-a-policy.md":  # names a module of the reader's
             load_config(json.loads(code))
+        elif language == "json" and page == "update-in-backward.md":
+            assert settings_from(load_config(json.loads(code))).update_in_backward
         elif language == "json":
             assert page == "migrate-from-deepspeed.md"  # these two have a test of their own
 
