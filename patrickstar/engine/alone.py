@@ -15,8 +15,10 @@ together is the first rank's from then on; so there is a context that marks what
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ from patrickstar.engine.split import split_of
 from patrickstar.errors import ConfigError
 
 _MARK = "allreduce"
+_TELLING = 64  # elements
 _REPLICATED = re.compile(r"ep_size_(\d+)")  # DeepSpeed's name of a group of ranks
 
 
@@ -112,6 +115,39 @@ def stored_names(ranks: Ranks | None, names: Sequence[str]) -> StoredNames:
     ]
     own = keys.pop(ranks.place)
     return StoredNames(own, frozenset(key for there in keys for key in there.values()))
+
+
+class Beginnings:
+    """A digest of what this rank has for itself, by the first elements of each tensor."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._any = False
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        some = values.detach().flatten()[:_TELLING].float().cpu()
+        self._digest.update(name.encode() + some.numpy().tobytes())
+        self._any = True
+
+    def digest(self) -> bytes:
+        """Empty if there is nothing."""
+        return self._digest.digest() if self._any else b""
+
+
+def warn_of_copies(ranks: Ranks, beginnings: Beginnings) -> None:
+    """Say so if what two ranks have for themselves begins alike; called on all ranks."""
+    told = ranks.comm.control.exchange_bytes("how experts begin", beginnings.digest())
+    mine = told[ranks.place]
+    alike = [
+        rank for rank, other in zip(ranks.comm.topology.ranks, told, strict=True) if other == mine
+    ]
+    if mine and len(alike) > 1:
+        warnings.warn(
+            f"what ranks {alike} have for themselves (allreduce=False) begins with the same names "
+            "and values. If these are copies of one expert, they will drift apart: an expert has "
+            "to be on one rank. If experts are to begin alike, all is well",
+            stacklevel=2,
+        )
 
 
 def refuse_what_cannot_be_alone(module: nn.Module, ranks: Ranks) -> None:

@@ -23,6 +23,7 @@ from patrickstar.engine.alone import (
     refuse_late_marks,
     refuse_what_cannot_be_alone,
     stored_names,
+    warn_of_copies,
 )
 from patrickstar.engine.construct import DEFAULT_PIECE_SIZE, Nursery, build
 from patrickstar.engine.device import allocated_peak, free_budget, move_unmanaged
@@ -192,6 +193,8 @@ def _assemble(
             for name in names_alone(module):
                 alike.pop(name, None)
             take_first_ranks(alike, settings.ranks)
+            if state.stored.anywhere:
+                warn_of_copies(settings.ranks, state.beginnings)
         for parameter in module.parameters():
             if isinstance(parameter, PiecedParameter):
                 rehome(parameter, home, settings.device or torch.device("cpu"))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from patrickstar.engine.aligned import AlignedChunks, Slot, settle_in, shard_chunks
-from patrickstar.engine.alone import StoredNames, is_alone
+from patrickstar.engine.alone import Beginnings, StoredNames, is_alone
 from patrickstar.engine.construct import Nursery, view_of
 from patrickstar.engine.home import ChunkHome
 from patrickstar.engine.parameter import ManagedParameter, manage
@@ -111,7 +111,7 @@ class ModelState:
         sharding: Sharding | None = None,
         stored: StoredNames | None = None,
     ) -> None:
-        self.stored = stored or StoredNames()
+        self.stored, self.beginnings = stored or StoredNames(), Beginnings()
         self.manager, self.home, self.rule = manager, home, rule
         self.sharding = home.sharding = sharding
         self.ranks = None if sharding is None else sharding.ranks
@@ -286,6 +286,8 @@ class ModelState:
         with _PLAIN(), torch.no_grad():
             old = slot.parameter.data
             data.copy_(old)
+            if aligned.alone:
+                self.beginnings.add(slot.name, old)
             if aligned.master is not None:
                 masters = self.manager.tensor(aligned.master, self.update_tier)
                 master = view_of(masters, slot.offset, slot.shape, slot.stride)

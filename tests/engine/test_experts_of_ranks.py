@@ -262,6 +262,13 @@ def refused(rank: int, size: int, folder: str) -> list[str]:
             parameter.group_name = "ep_size_1"
         return model
 
+    def copied() -> nn.Module:
+        torch.manual_seed(0)
+        with patrickstar.local_to_rank():
+            return Expert()
+
+    with pytest.warns(UserWarning, match=r"ranks \[0, 1\] have for themselves"):
+        start(rank, 2, provider=copied)[0].close()
     messages = []
     for provider in (late, replicated):
         with pytest.raises(ConfigError) as raised:
