@@ -55,22 +55,58 @@ def enough_below(most: int, sizes: Mapping[int, int], above: int | None, *, disk
     return largest if disk else most - above + 2 * largest
 
 
-def enough_on_disk(most: int, sizes: Mapping[int, int], above: Sequence[int | None]) -> int:
+def enough_on_disk(
+    trace: Trace, sizes: Mapping[int, int], above: Sequence[int | None], *, away: int = 0
+) -> int:
     """Bytes that are enough for a disk below memory, in whatever order chunks come and go.
 
-    A chunk that comes has its place above while it still has one on the disk, and so has one that
+    What is used on the host alone never goes to the device, however much room is left there. A
+    chunk that comes has its place above while it still has one on the disk, and so has one that
     makes room for it. Where both are as large as any, no tier above may lack more than one.
 
     Args:
-        most: `at_once` of the run.
+        trace: of an iteration.
+        sizes: bytes of every chunk, also of those that the trace does not use.
         above: the budgets of the tiers in memory.
+        away: bytes that no chunk of `sizes` owns, and that may yet be in chunks on the disk.
     """
     budgets = [budget for budget in above if budget is not None]
-    if len(budgets) < len(above) or most <= sum(budgets):
+    if len(budgets) < len(above):
         return 0  # nothing has to leave memory
+    used = {use.chunk for moment in trace.moments for use in moment.uses}
+    idle = sum(nbytes for chunk, nbytes in sizes.items() if chunk not in used)
+    everywhere, first = _there(_on_one_tier(trace), sizes), _there(trace, sizes)
+    lacking = max(
+        (most - min(there, budgets[0]) for most, there in zip(everywhere, first, strict=True)),
+        default=0,
+    )
+    lacking += idle - sum(budgets[1:])
+    if lacking <= 0:
+        return 0
     largest = max(sizes.values(), default=0)
-    everything = sum(sizes.values())  # a disk that holds it takes any chunk at any time
-    return min(everything, most - sum(budgets) + (len(budgets) + 1) * largest)
+    everything = sum(sizes.values()) + away  # a disk that holds it takes any chunk at any time
+    return min(everything, lacking + (len(budgets) + 1) * largest)
+
+
+def _there(trace: Trace, sizes: Mapping[int, int]) -> list[int]:
+    """Bytes on the first tier at every moment if nothing is ever evicted from it."""
+    plan = make_plan(trace, sizes, [None, None], Lru(), prefetch=False)
+    return plan.in_use.get(0, [0] * len(trace.moments))
+
+
+def _on_one_tier(trace: Trace) -> Trace:
+    """The same iteration on a machine with one tier of memory."""
+    return Trace(
+        [
+            Moment(
+                tuple(replace(use, tier=0) for use in moment.uses),
+                {0: sum(moment.other.values())},
+                moment.blanked,
+                {0: tuple({chunk for held in moment.held.values() for chunk in held})},
+            )
+            for moment in trace.moments
+        ]
+    )
 
 
 def with_margin(nbytes: int) -> int:

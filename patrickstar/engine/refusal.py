@@ -11,7 +11,7 @@ update, so that no run is refused after it began to train.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,15 @@ from patrickstar.engine.rehearsal import OperatorSink, RehearsedChunks, rehearse
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import update_uses
 from patrickstar.errors import BudgetError
-from patrickstar.memory import DiskTier, Moment, Trace, format_budget, make_plan
+from patrickstar.memory import (
+    Chunk,
+    ChunkManager,
+    DiskTier,
+    Moment,
+    Trace,
+    format_budget,
+    make_plan,
+)
 from patrickstar.memory.sizes import size_at_least
 
 
@@ -131,7 +139,12 @@ def with_smallest(
     budgets = tuple(tier.capacity for tier in memory)
     if error.tier not in names:
         laid = needs.laid_out(budgets)
-        smallest = enough_on_disk(laid.most, laid.sizes, budgets)
+        sizes, most_away = laid.sizes, 0
+        if away := [chunk.nbytes for chunk in _chunks(manager) if chunk.kind == "activation"]:
+            # What regions keep was rehearsed as if it stayed on the device.
+            sizes, budgets = sizes | {-1: max(away)}, (*[0] * (len(budgets) - 1), budgets[-1])
+            most_away = laid.trace.peak_other(0)
+        smallest = with_margin(enough_on_disk(laid.trace, sizes, budgets, away=most_away))
         return _too_small(error.tier, error.budget, max(error.smallest, smallest))
     verdict = needs.judge(budgets)
     smallest = verdict.smallest[names.index(error.tier)]
@@ -177,11 +190,13 @@ def refuse_what_would_not_repeat(state: ModelState, recorded: Trace | None) -> N
         if need > budget:
             raise _too_small(memory[lowest].name, budget, need)
     if room is not None and room < sum(sizes.values()):
-        used = {use.chunk for moment in moments for use in moment.uses}
-        most = at_once(trace, sizes) + sum(sizes[chunk] for chunk in sizes.keys() - used)
-        need = enough_on_disk(most, sizes, [tier.capacity for tier in memory])
+        need = enough_on_disk(trace, sizes, [tier.capacity for tier in memory])
         if need > room:
             raise _too_small(manager.tiers[-1].name, room, need)
+
+
+def _chunks(manager: ChunkManager) -> Iterator[Chunk]:
+    return (manager.chunk(id_) for id_ in manager.ledger.chunks())
 
 
 def _sizes(state: ModelState, trace: Trace) -> dict[int, int]:

@@ -77,6 +77,36 @@ def test_a_budget_without_room_for_the_inputs_trains_to_the_same_bits(
     run_engine(lambda: Deep(reentrant), batches(), carried(**how)).assert_same(expected)
 
 
+@pytest.mark.parametrize(
+    ("memory", "disk"),
+    [
+        # What the host alone uses cannot go to the device, however much room is left there.
+        ({"host": 684_032, "device": 567_296, "clipping": 1.0}, 131_072),
+        ({"host": 859_136, "clipping": 1.0}, 184_320),
+        ({"host": 253_952, "device": 820_224, "clipping": 1.0}, 562_176),
+    ],
+)
+def test_a_disk_too_small_for_the_inputs_is_refused_with_one_that_works(
+    memory: dict[str, Any], disk: int, tmp_path: Path
+) -> None:
+    steps: list[None] = []
+
+    def run(nbytes: int) -> None:
+        how = replace(carried(**memory), disk=(tmp_path, nbytes))
+        run_engine(
+            lambda: Deep(True),
+            batches(3),
+            how,
+            keep_gradients=False,
+            look=lambda *_: steps.append(None),
+        )
+
+    with pytest.raises(BudgetError) as refused:
+        run(disk)
+    assert not steps
+    run(refused.value.smallest)
+
+
 def test_every_iteration_uses_the_same_chunks_and_leaves_nothing_behind(tmp_path: Path) -> None:
     torch.manual_seed(0)
     engine, optimizer = make_engine(Deep, carried(**TIERS["device and host"]))
