@@ -85,9 +85,15 @@ def limit_of(result: Result, row: Result) -> Ideal:
     return ideal(parameters, result["tokens"], h, machine_rates(result))
 
 
+def reference_of(result: Result, row: Result) -> Result:
+    """The row that `row` is compared with."""
+    found: Result = result["rows"][row.get("reference", result["reference"])]
+    return found
+
+
 def same_losses(result: Result, row: Result) -> str:
     """Whether the losses are those of the reference, to the bit, or how far off the last one is."""
-    reference = result["rows"][result["reference"]]
+    reference = reference_of(result, row)
     if not reference["runs"]:
         return NOT_MEASURED
     ours, theirs = row["runs"][0]["losses"], reference["runs"][0]["losses"]
@@ -116,7 +122,7 @@ def cells(result: Result, row: Result) -> list[str]:
     if not row["runs"]:
         return [NOT_MEASURED] + [""] * (len(HEAD) - 2)
     seconds, limit = step_time(result, row), limit_of(result, row)
-    reference = result["rows"][result["reference"]]
+    reference = reference_of(result, row)
     of_plain = seconds / step_time(result, reference) if reference["runs"] else None
     read, written = (disk_bytes(result, row, f) for f in ("disk_read", "disk_written"))
     return [

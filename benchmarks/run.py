@@ -166,6 +166,7 @@ def measure_once(table: Table, row: Row, settings: Settings) -> dict[str, Any]:
         steps=settings.steps,
         warmup=settings.warmup,
         threads=settings.threads,
+        clipping=row.options.get("clipping", Job.clipping),
         disk=settings.disk,
         learning_rate=table.learning_rate,
         repeat=table.repeat,
@@ -215,6 +216,7 @@ def new_result(table: Table, settings: Settings, reasons: dict[str, str | None])
             "opponent": row.opponent,
             "options": row.options,
             "model": row.model or table.model,
+            "reference": row.reference or table.reference,
             "not_measured": reasons[row.opponent],
             "runs": [],
         }

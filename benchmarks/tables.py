@@ -26,13 +26,17 @@ OPPONENTS = ("plain", "patrickstar", "deepspeed")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: who, called what, with which options; its model, if not the table's."""
+    """A row of a table: who, called what, with which options; its model, if not the table's.
+
+    `reference` is the row that its losses are compared with, if not the table's.
+    """
 
     key: str
     name: str
     opponent: str
     options: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
+    reference: str | None = None
 
     @property
     def system(self) -> str:
@@ -75,6 +79,14 @@ PLAIN = Row(
             "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         }
     },
+)
+# Updates in the backward cannot clip, so what they are compared with does not either.
+UNCLIPPED = dataclasses.replace(
+    PLAIN,
+    key="plain-unclipped",
+    name="Plain loop, no clipping",
+    options={**PLAIN.options, "clipping": 0.0},
+    reference="plain-unclipped",
 )
 IN_MEMORY = Row("patrickstar-memory", "PatrickStar, everything in memory", "patrickstar")
 ZERO_CPU = Row(
@@ -204,6 +216,17 @@ def on_disk(key: str, host: str, model: str | None = None) -> Row:
     )
 
 
+def in_backward(row: Row) -> Row:
+    """`row` without clipping, with its updates made in the backward."""
+    return dataclasses.replace(
+        row,
+        key=f"{row.key}-in-backward",
+        name=f"{row.name}, no clipping, updates in the backward",
+        options={**row.options, "clipping": 0.0, "update_in_backward": True},
+        reference=UNCLIPPED.key,
+    )
+
+
 def with_model(row: Row, model: str) -> Row:
     """`row` for another model than its table's."""
     return dataclasses.replace(row, key=f"{row.key}-{model}", model=model)
@@ -236,6 +259,8 @@ TABLES = {
         (
             PLAIN,
             on_disk("patrickstar-third", "1.32GiB"),
+            UNCLIPPED,
+            in_backward(on_disk("patrickstar-third", "1.32GiB")),
             ZERO_NVME_SPEED,
             ZERO_NVME_MEMORY,
         ),

@@ -1,7 +1,8 @@
 """PatrickStar, as a user calls it.
 
 Options: `memory`, the config's section of that name (`{"host": "2GiB"}`); `disk`, whether there is
-a disk tier; `policy`, "planned", "lru" or "fifo"; `precision`, "bf16", "fp16" or "fp32".
+a disk tier; `policy`, "planned", "lru" or "fifo"; `precision`, "bf16", "fp16" or "fp32";
+`update_in_backward`, with which overflows are not looked for.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ def config_of(job: Job) -> dict[str, Any]:
     if job.options.get("disk"):
         memory["disk"] = {"path": job.disk}
     precision = job.options.get("precision", "bf16")
-    return {
+    ours = {"memory": memory, "policy": job.options.get("policy", "planned")}
+    config = {
         "train_micro_batch_size_per_gpu": job.sequences,
         "gradient_clipping": job.clipping,
         **({} if precision == "fp32" else {precision: {"enabled": True}}),
         "optimizer": {"type": "AdamW", "params": hyper(job)},
-        "patrickstar": {"memory": memory, "policy": job.options.get("policy", "planned")},
+        "patrickstar": ours,
     }
+    if job.options.get("update_in_backward"):
+        ours["update_in_backward"] = True
+        config[precision] = {"enabled": True, "check_grad_overflow": False}
+    return config
 
 
 class ChunkedTrainer:
