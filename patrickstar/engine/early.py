@@ -18,6 +18,11 @@ needs the old weights any more. Whatever is not so plain is left to `step()`: a 
 no gradient or several (nested backwards), a chunk that was used after its last gradient or is
 referred to, updates for which there is no room yet, backwards that the engine does not run or whose
 graph is kept, and iterations that no plan was made for.
+
+Where chunks move, the disk would have all its work in the backward and none in the forward. So the
+updates that come last in the backward are put off to the next forward there (see `overlap`), as
+much of them as the forward is of the computation. That moves no more bytes: their gradients come
+last and are used up first.
 """
 
 from __future__ import annotations
@@ -31,13 +36,14 @@ import torch
 
 from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.interruption import InterruptsAfterwards
-from patrickstar.engine.overlap import families, held_beside, updates_of_step
+from patrickstar.engine.overlap import Overlap, families, held_beside, updates_of_step
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.updating import ChunkUpdate
 from patrickstar.errors import ChunkStateError, ConfigError
 from patrickstar.memory import Due, Moment, Trace
 
 Holds = Callable[[Moment], bool]
+IN_FORWARD = 0.25  # of the weights; the forward computes for about half as long as the backward
 
 
 class EarlyUpdates:
@@ -71,11 +77,16 @@ class EarlyUpdates:
         self._now = self._planned.get(key, frozenset())
         self._arrived = {}
 
-    def traced(self, key: Hashable, trace: Trace) -> None:
-        """An iteration of `key` has been traced and planned; plan one with early updates."""
+    def traced(self, key: Hashable, trace: Trace, overlap: Overlap) -> None:
+        """An iteration of `key` has been traced and planned; plan one with early updates.
+
+        Args:
+            overlap: puts updates off that are not early.
+        """
         self._planned = {k: v for k, v in self._planned.items() if k in self._manager.plans}
         self._planned.pop(key, None)
         if not self.enabled or key not in self._manager.plans:
+            overlap.traced(key, trace)
             return
         plain = {
             aligned.parameter.id
@@ -84,14 +95,22 @@ class EarlyUpdates:
         }
         capacities = [tier.capacity for tier in self._manager.tiers]
         sizes = {c.id: c.nbytes for aligned in self._state.aligned for c in aligned.chunks()}
-        found = brought_forward(
-            trace,
-            families(self._state.aligned),
-            plain,
-            lambda moment: has_room(moment, sizes, capacities),
-        )
-        if found is not None and self._manager.plan_iteration(key, found[0]):
-            self._planned[key] = found[1]
+        family = families(self._state.aligned)
+
+        def holds(moment: Moment) -> bool:
+            return has_room(moment, sizes, capacities)
+
+        everything = brought_forward(trace, family, plain, holds)
+        if everything is not None:
+            some = brought_forward(trace, family, first_of(everything[1], sizes), holds)
+            for found, has_to in ((some, True), (everything, False)):
+                if found is None or not self._manager.plan_iteration(key, found[0]):
+                    continue
+                if overlap.traced(key, found[0]) or not has_to:
+                    self._planned[key] = frozenset(found[1])
+                    return
+            self._manager.plan_iteration(key, trace)
+        overlap.traced(key, trace)
 
     # Backwards
 
@@ -225,7 +244,7 @@ def refuse_what_needs_all_gradients(
 
 def brought_forward(
     trace: Trace, family: Mapping[int, int], plain: Set[int], holds: Holds
-) -> tuple[Trace, Set[int]] | None:
+) -> tuple[Trace, list[int]] | None:
     """The trace of an iteration that updates chunks as soon as their gradients are there.
 
     Args:
@@ -235,7 +254,7 @@ def brought_forward(
         holds: whether there is room for a moment.
 
     Returns:
-        the trace and the parameter chunks that are updated early; None if none is.
+        the trace and the parameter chunks that are updated early, in order; None if none is.
     """
     if not trace.segments or trace.segments[-1][1] != "step":
         return None
@@ -268,7 +287,16 @@ def brought_forward(
     begins.append(len(moments))
     moments += [*(update for of, update in updates.items() if of not in early), *rest]
     segments = [(begins[first], name) for first, name in trace.segments]
-    return Trace(moments, segments), early
+    return Trace(moments, segments), sorted(early, key=last.__getitem__)
+
+
+def first_of(early: Sequence[int], sizes: Mapping[int, int]) -> Set[int]:
+    """The parameter chunks of `early`, in order, without the last, which the forward can have."""
+    left = IN_FORWARD * sum(sizes[chunk] for chunk in early)
+    kept = list(early)
+    while kept and sizes[kept[-1]] <= left:
+        left -= sizes[kept.pop()]
+    return frozenset(kept)
 
 
 def has_room(moment: Moment, sizes: Mapping[int, int], capacities: Sequence[int | None]) -> bool:

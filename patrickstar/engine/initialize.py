@@ -215,8 +215,7 @@ def _assemble(
     gradients = Gradients(state, stepping.collected, reducer, stepping.backward_is_over, early.came)
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
-    puts_off = settings.overlap_update and settings.ranks is None and not early.enabled
-    overlap = Overlap(state, enabled=puts_off)
+    overlap = Overlap(state, enabled=settings.overlap_update and settings.ranks is None)
     recording = None if record is None else record.recording
     segments = Segments(
         manager, device, base, overlap, early, allocated_peak(device), recording, state.sharding

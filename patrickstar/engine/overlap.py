@@ -52,16 +52,13 @@ class Overlap:
         self._manager.do_due()
         return key
 
-    def traced(self, key: Hashable, trace: Trace) -> None:
-        """An iteration of `key` has been traced and planned; plan one that overlaps."""
+    def traced(self, key: Hashable, trace: Trace) -> bool:
+        """An iteration of `key` has been traced and planned; plan one that overlaps, if it can."""
         playback = self._manager.plans.get(key)
-        if not self._enabled or playback is None:
-            return
-        if not any(playback.plan.loaded.values()) and not any(playback.plan.saved.values()):
-            return
+        if not self._enabled or playback is None or not playback.plan.moves:
+            return False
         found = overlapped(trace, families(self._state.aligned))
-        if found is not None:
-            self._manager.plan_iteration(_with_updates(key), found)
+        return found is not None and self._manager.plan_iteration(_with_updates(key), found)
 
     def may_put_off(self, key: Hashable) -> bool:
         """Whether the updates that end an iteration of `key` can be left to the next."""

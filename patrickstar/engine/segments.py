@@ -155,8 +155,7 @@ class Segments:
         self._live.recount()
         self._manager.set_other(0, self.base + self._live.nbytes)
         if trace is not None:
-            self._overlap.traced(self._key, trace)
-            self._early.traced(self._key, trace)
+            self._early.traced(self._key, trace, self._overlap)
         if self._recording is not None:
             self._recording.ended_iteration(complete=complete)
 

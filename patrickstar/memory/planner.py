@@ -65,6 +65,11 @@ class Plan:
     smallest: dict[int, int] = field(default_factory=dict)
     in_use: dict[int, list[int]] = field(default_factory=dict)
 
+    @property
+    def moves(self) -> bool:
+        """Whether anything moves in an iteration."""
+        return any(self.loaded.values()) or any(self.saved.values())
+
     def fits(self, capacities: Sequence[int | None]) -> bool:
         return all(
             capacity is None or self.smallest.get(tier, 0) <= capacity

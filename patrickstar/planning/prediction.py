@@ -7,15 +7,15 @@ left to the next forward where the run would leave them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from patrickstar.engine.early import brought_forward, has_room
+from patrickstar.engine.early import brought_forward, first_of, has_room
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.needs import Verdict
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
-from patrickstar.memory import Plan, Trace, make_plan
+from patrickstar.memory import Moment, Plan, Trace, make_plan
 from patrickstar.memory.transfer import AT_ONCE
 from patrickstar.planning.overhead import Overhead
 from patrickstar.planning.rehearsed import Rehearsed
@@ -149,28 +149,42 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
         prefetch = settings.prefetch and settings.plan
         return make_plan(trace, run.sizes, capacities, settings.policy, prefetch=prefetch)
 
+    def with_updates(trace: Trace) -> Plan | None:
+        """The plan with what `trace` updates in its step put off, if the run would follow it."""
+        later = overlapped(trace, run.family) if settings.overlap_update else None
+        plan = None if later is None else planned(later)
+        return plan if plan is not None and plan.fits(capacities[:-1]) else None
+
+    if settings.plan and settings.update_in_backward:
+        for trace, has_to_put_off in _early(run, capacities):
+            plan = planned(trace)
+            if plan.fits(capacities[:-1]):
+                put_off = with_updates(trace) if plan.moves else None
+                if put_off is not None or not has_to_put_off:
+                    return put_off or plan
     moves = any(
         capacity is not None and capacity < run.everything(tier)
         for tier, capacity in enumerate(capacities[:-1])
     )
-    if settings.plan and settings.update_in_backward:
-        found = brought_forward(
-            run.trace,
-            run.family,
-            run.plain,
-            lambda moment: has_room(moment, run.sizes, capacities),
-        )
-        if found is not None:
-            in_backward = planned(found[0])
-            if in_backward.fits(capacities[:-1]):
-                return in_backward
-    elif settings.plan and settings.overlap_update and moves:
-        later = overlapped(run.trace, run.family)
-        if later is not None:
-            with_updates = planned(later)
-            if with_updates.fits(capacities[:-1]):
-                return with_updates
-    return planned(run.trace)
+    put_off = with_updates(run.trace) if settings.plan and moves else None
+    return put_off or planned(run.trace)
+
+
+def _early(run: Rehearsed, capacities: Sequence[int | None]) -> Iterator[tuple[Trace, bool]]:
+    """The traces with updates in the backward, the best first, and whether they leave some to the
+    next forward."""
+
+    def holds(moment: Moment) -> bool:
+        return has_room(moment, run.sizes, capacities)
+
+    everything = brought_forward(run.trace, run.family, run.plain, holds)
+    if everything is None:
+        return
+    some = first_of(everything[1], run.sizes)
+    found = brought_forward(run.trace, run.family, some, holds)
+    if found is not None:
+        yield found[0], True
+    yield everything[0], False
 
 
 def _tiers(

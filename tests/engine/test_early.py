@@ -73,7 +73,10 @@ def test_updates_in_the_backward_have_the_bits_of_updates_in_the_step(
         got, early = run(Mlp, batches, how(tmp_path, device=device, host=host, **options))
         got.assert_same(plain)
         assert not any(early[:accumulation]), "the first iteration is watched"
-        assert early[-accumulation:] == [0] * (accumulation - 1) + [25], "all but nothing"
+        *others, last = early[-accumulation:]
+        assert not any(others), "of an accumulation"
+        # What comes last in the backward is left to the forward, if anything moves.
+        assert last == 25 if host == 8 * MIB else 12 < last < 25
     assert not any(never)
 
 
@@ -111,12 +114,12 @@ def test_parameters_that_are_not_so_plain_are_updated_in_the_step(
 
     batches = numbers(6, 8, 64)
     plain, _ = run(provider, batches, how(None, early=False, host=None, chunk=5000))
-    for device, host in BUDGETS:
-        got, early = run(provider, batches, how(tmp_path, device=device, host=host, chunk=5000))
+    for overlap, (device, host) in zip((True, False), BUDGETS, strict=True):
+        chosen = how(tmp_path, device=device, host=host, chunk=5000)
+        got, early = run(provider, batches, dataclasses.replace(chosen, overlap_update=overlap))
         got.assert_same(plain)
-        assert early[-1] > 0
-        # The weights of `first` and `recurrent`, whose biases share a chunk with `sometimes`.
-        assert max(early) == 2 + 2 + (0 if reentrant else 2)
+    # The weights of `first` and `recurrent`, whose biases share a chunk with `sometimes`.
+    assert max(early) == 2 + 2 + (0 if reentrant else 2)
 
 
 def test_a_rule_of_whole_tensors_has_the_same_bits(tmp_path: Path) -> None:
@@ -126,20 +129,20 @@ def test_a_rule_of_whole_tensors_has_the_same_bits(tmp_path: Path) -> None:
     plain, _ = run(Mlp, batches, how(None, early=False, host=None, **options))
     got, early = run(Mlp, batches, how(tmp_path, **options))
     got.assert_same(plain)
-    assert early[-1] == 25
+    assert early[-1] > 12
 
 
 def test_gradients_do_not_outlive_the_backward_and_the_plan_is_followed(tmp_path: Path) -> None:
     engine, optimizer = made(how(tmp_path))
-    for batch in numbers(4, 8, 64):
+    batches = numbers(4, 8, 64)
+    for batch in batches[:-1]:
         engine.backward(engine(**batch))
-        if are_early(engine):
-            assert all(p.grad is None for p in engine.parameters())
-            (playback,) = engine.memory.plans.values()
-            assert not playback.strayed
-            assert playback.position == len(playback.plan.trace.moments) - 1
         optimizer.step()
-    assert engine.get_global_grad_norm()
+    engine.backward(engine(**batches[-1]))
+    for playback in engine.memory.plans.values():
+        assert not playback.strayed
+    early = are_early(engine)
+    assert sum(p.grad is not None for p in engine.parameters()) == 25 - early < 12
     engine.close()
 
 
@@ -163,7 +166,7 @@ def test_a_kept_graph_leaves_the_update_to_the_next_backward(tmp_path: Path) -> 
     expected, theirs, _ = trained(False)
     assert losses == expected
     assert all(torch.equal(weights[name], theirs[name]) for name in theirs)
-    assert seen[-2:] == [0, 25]
+    assert seen[-2] == 0 < seen[-1]
 
 
 def ready(disk: Path, batches: Batches, **options: Any) -> tuple[Engine, ChunkedOptimizer]:
@@ -181,7 +184,7 @@ LOOKS: dict[str, Callable[[Engine, Path], Any]] = {
     "forward": lambda engine, _: engine(torch.ones(8, 64)),
     "evaluation": lambda engine, _: torch.no_grad()(engine)(torch.ones(8, 64)),
     "data": lambda engine, _: [p.data for p in engine.parameters()],
-    "write": lambda engine, _: [p.detach().zero_() for p in engine.parameters()],
+    "write": lambda engine, _: [p.detach().zero_() for p in [*engine.parameters()][::-1]],
     "state_dict": lambda engine, _: engine.state_dict(),
     "optimizer": lambda engine, _: engine.optimizer.state_dict(),  # type: ignore[union-attr]
     "save": lambda engine, folder: engine.save_checkpoint(folder),
@@ -317,7 +320,7 @@ def test_updates_move_to_right_after_their_last_gradient() -> None:
     assert [moment.blanked for moment in moments][3::3] == [(12,), (11,)]
     assert moments[3].other == {0: 7}
     assert found[0].segments == [(0, "forward"), (2, "backward"), (7, "step")]
-    assert found[1] == {1, 2}
+    assert found[1] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -335,6 +338,6 @@ def test_an_update_stays_in_the_step_if_it_might_be_too_early(
     family = {**FAMILY, 5: -1}
     found = brought_forward(trace, family, plain, lambda moment: room or moment.uses[0].chunk != 12)
     assert found is not None
-    assert found[1] == {1}
+    assert found[1] == [1]
     assert found[0].moments[-1].uses[0].chunk == 12
     assert found[0].segments[-1] == (len(found[0].moments) - 1, "step")

@@ -33,7 +33,7 @@ def manager() -> Iterator[ChunkManager]:
 
 def watched(manager: ChunkManager, allocator: Allocator) -> Segments:
     overlap = SimpleNamespace(begin=lambda key: key, traced=lambda key, trace: None)
-    early = SimpleNamespace(begin=lambda key: None, traced=lambda key, trace: None)
+    early = SimpleNamespace(begin=lambda key: None, traced=lambda key, trace, overlap: None)
     return Segments(manager, torch.device("cpu"), 0, overlap, early, allocator)  # type: ignore[arg-type]
 
 
