@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from patrickstar.memory.packing import Bools, Floats, Packing
+from patrickstar.memory.relief import Relief
 
 _MOST_FORCED = 3
 # Gaps and moments looked at in arrays, at most: bounds the time to some tenths of a second. A gap
@@ -43,66 +44,49 @@ class Exchange:
 
     def start_over(self) -> None:
         """Keep everything possible and let go of what must go: good where that is little."""
-        before, moved = self._packing.kept.copy(), self._packing.moved
+        before, count = self._packing.state(), len(self._possible)
         self._packing.change_to(self._possible)
-        if self._fit(np.zeros(len(before), dtype=np.bool_), np.ones(len(before))):
+        if self._fit(np.zeros(count, dtype=np.bool_), np.ones(count)):
             self._fill(self._density)
-        if self._packing.room.min() < 0 or self._packing.moved > moved:
-            self._packing.change_to(before)
-            self._packing.moved = moved
+        if self._packing.room.min() < 0 or self._packing.moved > before.moved:
+            self._packing.go_back(before)
 
     def _turn(self) -> None:
         packing = self._packing
         out = np.flatnonzero(~packing.kept & self._possible)
         if not len(out):
             return
-        before, moved = packing.kept.copy(), packing.moved
-        forced = np.zeros(len(before), dtype=np.bool_)
+        before = packing.state()
+        forced = np.zeros(len(before.kept), dtype=np.bool_)
         for index in self._random.choice(out, size=1 + self._random.integers(_MOST_FORCED)):
             episode = packing.episode[index]
             forced[packing.members[episode] if episode >= 0 else index] = True
         forced &= self._possible
-        packing.change_to(before | forced)
-        noise = self._random.uniform(0.7, 1.4, size=len(before))
+        packing.change_to(before.kept | forced)
+        noise = self._random.uniform(0.7, 1.4, size=len(forced))
         fits = self._fit(forced, noise)
         if fits:
             self._fill(self._density * noise)
-        changed = int((packing.kept != before).sum())
+        changed = int((packing.kept != before.kept).sum())
         self._work -= _BY_ITSELF * changed
-        if not fits or packing.moved > moved + 0.5:
+        if not fits or packing.moved > before.moved + 0.5:
             self._work -= _BY_ITSELF * changed
-            packing.change_to(before)
-            packing.moved = moved
+            packing.go_back(before)
 
     def _fit(self, forced: Bools, noise: Floats) -> bool:
         """Let go of gaps, but not of the forced ones, until nothing lacks room."""
         packing = self._packing
-        while self._work > 0:
-            lack = np.maximum(0.0, -packing.room)
-            if not lack.any():
-                return True
-            self._work -= packing.length + len(packing.kept)
-            # Room that a gap gives where it lacks: what it has, but no more than what lacks.
-            bytes_, moments = _sums(lack), _sums((lack > 0).astype(np.float64))
-            first, last = packing.first, packing.last
-            relief = np.minimum(
-                bytes_[last] - bytes_[first], packing.sizes * (moments[last] - moments[first])
-            )
-            able = packing.kept & ~forced & (relief > 0)
-            if not able.any():
-                return False
-            cost = np.where(able, noise * (packing.loss() + 1.0) / np.maximum(relief, 1.0), np.inf)
-            packing.let_go(int(cost.argmin()))
+        relief = Relief(packing, packing.kept & ~forced, noise)
+        with np.errstate(divide="ignore"):
+            while self._work > 0:
+                if not relief.is_needed():
+                    return True
+                self._work -= packing.length + len(packing.kept)
+                if not relief.let_go_of_one():
+                    return False
         return False
 
     def _fill(self, density: Floats) -> None:
         fit = np.flatnonzero(self._packing.which_fit())
         self._work -= _BY_ITSELF * len(fit)
         self._packing.fill(fit[np.argsort(-density[fit], kind="stable")].tolist())
-
-
-def _sums(values: Floats) -> Floats:
-    """Sums up to each place of `values` twice over, so that spans may go round."""
-    total = np.zeros(2 * len(values) + 1)
-    np.cumsum(np.concatenate((values, values)), out=total[1:])
-    return total

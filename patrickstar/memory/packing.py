@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,16 @@ from patrickstar.memory.gaps import Gaps
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a packing was like."""
+
+    kept: Bools
+    room: Floats
+    left: Ints
+    moved: float
 
 
 class Packing:
@@ -40,25 +51,29 @@ class Packing:
         self.members: list[list[int]] = [[] for _ in gaps.episodes]
         for index in self.dirty:
             self.members[self.episode[index]].append(int(index))
-        self.spans = [
-            self._span(int(a), int(b)) for a, b in zip(self.first, self.last, strict=True)
+        # Plain numbers and views: each gap is looked at by itself, again and again.
+        self._inside = [
+            self._views(a, b) for a, b in zip(self.first.tolist(), self.last.tolist(), strict=True)
         ]
+        self._numbers: list[tuple[float, float, int]] = list(
+            zip(self.sizes.tolist(), self.loads.tolist(), self.episode.tolist(), strict=True)
+        )
         self.kept: Bools = np.zeros(count, dtype=np.bool_)
         self.left = np.array([len(members) for members in self.members], dtype=np.int64)
         self.moved = float(self.loads.sum() + self.saves[self.left > 0].sum())
 
-    def _span(self, first: int, last: int) -> tuple[slice, ...]:
-        """The inside of a gap: one slice of moments, or two when it goes round."""
+    def _views(self, first: int, last: int) -> tuple[Floats, ...]:
+        """The room inside a gap: one stretch of moments, or two when it goes round."""
         n = self.length
         if last <= n:
-            return (slice(first, last),)
+            return (self.room[first:last],)
         if first >= n:
-            return (slice(first - n, last - n),)
-        return (slice(first, n), slice(0, last - n))
+            return (self.room[first - n : last - n],)
+        return (self.room[first:n], self.room[: last - n])
 
     def fits(self, index: int) -> bool:
-        size = self.sizes[index]
-        return all(self.room[span].min() >= size for span in self.spans[index])
+        size = self._numbers[index][0]
+        return all(np.minimum.reduce(room) >= size for room in self._inside[index])
 
     def keep(self, index: int) -> None:
         self._change(index, -1)
@@ -67,15 +82,25 @@ class Packing:
         self._change(index, 1)
 
     def _change(self, index: int, sign: int) -> None:
-        for span in self.spans[index]:
-            self.room[span] += sign * self.sizes[index]
+        size, loads, episode = self._numbers[index]
+        change = sign * size
+        for room in self._inside[index]:
+            room += change
         self.kept[index] = sign < 0
-        self.moved += sign * self.loads[index]
-        episode = self.episode[index]
+        self.moved += sign * loads
         if episode >= 0:
-            broken = self.left[episode] > 0
-            self.left[episode] += sign
-            self.moved += self.saves[episode] * (int(self.left[episode] > 0) - int(broken))
+            left = self.left.item(episode)
+            self.left[episode] = left + sign
+            if not left or not left + sign:  # its save comes or goes
+                self.moved += sign * self.saves.item(episode)
+
+    def state(self) -> State:
+        """What is kept now, to go back to."""
+        return State(self.kept.copy(), self.room.copy(), self.left.copy(), self.moved)
+
+    def go_back(self, state: State) -> None:
+        self.kept[:], self.room[:], self.left[:] = state.kept, state.room, state.left
+        self.moved = state.moved
 
     def change_to(self, kept: Bools) -> None:
         for index in np.flatnonzero(kept != self.kept):
