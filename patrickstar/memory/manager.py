@@ -472,7 +472,8 @@ class ChunkManager:
                     self._ensure(use)
                     self._pin(use, pinned)
             if len(pinned) < len(uses):
-                self._renew([use for use in uses if use not in pinned], pinned)
+                there = set(pinned)
+                self._renew([use for use in uses if use not in there], pinned)
         except BaseException:
             self._unpin(pinned)
             pinned.clear()

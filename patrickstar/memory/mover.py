@@ -16,7 +16,7 @@ from patrickstar.memory.iterations import Iterations
 from patrickstar.memory.ledger import CopyState
 from patrickstar.memory.observer import Why
 from patrickstar.memory.planner import Action
-from patrickstar.memory.policy import Candidate, Policy, RecencyPolicy
+from patrickstar.memory.policy import Candidate, Policy, RankingPolicy
 from patrickstar.memory.residency import Residency
 from patrickstar.memory.sizes import format_budget, format_bytes, size_at_least
 from patrickstar.memory.trace import Use
@@ -29,13 +29,13 @@ class Mover:
         iterations: knows when chunks are used next, if the iteration is planned.
 
     Attributes:
-        kept: uses whose places the current access was promised.
+        kept: the chunks and tiers that the current access was promised.
     """
 
     def __init__(self, residency: Residency, policy: Policy, iterations: Iterations) -> None:
         self.residency, self.ledger = residency, residency.ledger
         self._policy, self._iterations = policy, iterations
-        self.kept: tuple[Use, ...] = ()
+        self.kept: frozenset[tuple[int, int]] = frozenset()
         # Copies that are to come and to go, by chunk and tier, in the order this was decided.
         self._loads: dict[tuple[int, int], None] = {}
         self._leaving: dict[tuple[int, int], None] = {}
@@ -68,14 +68,14 @@ class Mover:
 
     def keep(self, uses: tuple[Use, ...]) -> None:
         """These are needed now: nothing queued applies to their places any more."""
-        self.kept = uses
+        self.kept = frozenset((use.chunk, use.tier) for use in uses)
         if self._leaving or self._loads:
             for use in uses:
                 self._leaving.pop((use.chunk, use.tier), None)
                 self._loads.pop((use.chunk, use.tier), None)
 
     def _is_kept(self, chunk: int, tier: int) -> bool:
-        return any(use.chunk == chunk and use.tier == tier for use in self.kept)
+        return (chunk, tier) in self.kept
 
     def forget_plan(self) -> None:
         self._loads.clear()
@@ -83,7 +83,7 @@ class Mover:
 
     def mend(self) -> None:
         """Forget what was promised and queued; released contents stay released."""
-        self.kept = ()
+        self.kept = frozenset()
         self.forget_plan()
         for chunk in [c for c in self._dying if c not in self.residency.chunks]:
             del self._dying[chunk]
@@ -220,7 +220,7 @@ class Mover:
             self.wait_for_one()
 
     def _free_some(self, tier: int, nbytes: int, what: str = "a chunk needs") -> None:
-        """One step towards `nbytes` of room on `tier`: a chunk leaves, or a transfer ends.
+        """A step towards `nbytes` of room on `tier`: chunks leave, or a transfer ends.
 
         Chunks that the plan lets leave go first, even if their saving has to be waited for: any
         other choice would move more.
@@ -232,7 +232,7 @@ class Mover:
         if not planned and in_flight and self._is_leaving(tier):
             self.wait_for_one(loads=False)
         elif planned or next(self._going(tier), None) is not None:
-            self._evict_one(tier, planned)
+            self._evict_some(tier, nbytes, planned)
         elif in_flight:
             self.wait_for_one(loads=False)
         else:
@@ -250,46 +250,54 @@ class Mover:
         """Chunks that could leave `tier`, the longest unused first."""
         return (chunk for chunk in self.ledger.valid(tier) if self._may_go(chunk, tier))
 
-    def _evict_one(self, tier: int, planned: Sequence[int]) -> None:
+    def _evict_some(self, tier: int, nbytes: int, planned: Sequence[int]) -> None:
         """Evict the policy's choice, or another if the tier below has no room for that.
+
+        What it would choose next goes too, as long as room is lacking and nothing else changes.
 
         Args:
             planned: chunks to choose from; if there are none, from all.
         """
         refused: BudgetError | None = None
-        dirty_below = float("inf")  # what has to be saved must be smaller than this
+        most = float("inf")  # what has to be saved must be smaller than this
         while True:
             candidates = (
                 candidate
                 for chunk in (planned or self._going(tier))
-                if not (candidate := self._candidate(chunk, tier)).dirty
-                or candidate.nbytes < dirty_below
+                if not (candidate := self._candidate(chunk, tier)).dirty or candidate.nbytes < most
             )
-            chosen = self._choose(candidates)
-            if chosen is None:
+            chosen = self._choose(candidates, nbytes - self.ledger.tiers[tier].room)
+            if not chosen:
                 assert refused is not None
                 raise refused
             try:
-                self.evict(chosen.chunk, tier, Why.ROOM)
-                return
+                self.evict(chosen[0].chunk, tier, Why.ROOM)
+                break
             except BudgetError as error:
-                refused, dirty_below = error, chosen.nbytes
+                refused, most = error, chosen[0].nbytes
+        for candidate in chosen[1:]:
+            chunk, dirty = candidate.chunk, candidate.dirty
+            if self.residency.fits(tier, nbytes) or not self._may_go(chunk, tier):
+                return
+            if self.ledger.is_dirty(chunk, tier) != dirty:
+                return
+            try:
+                self.evict(chunk, tier, Why.ROOM)
+            except BudgetError:  # another may have room below
+                return
 
-    def _choose(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """The policy's choice, which a policy by recency makes without looking at all."""
-        seen: list[Candidate] = []
-
-        def note(candidate: Candidate) -> Candidate:
-            seen.append(candidate)
-            return candidate
-
-        rest = map(note, candidates)
-        if isinstance(self._policy, RecencyPolicy):
-            first = self._policy.first(rest)
-            if first is not None:
-                return first
-        seen.extend(candidates)
-        return self._policy.choose(seen) if seen else None
+    def _choose(self, candidates: Iterable[Candidate], nbytes: float) -> list[Candidate]:
+        """The policy's choice, and what it would choose next if it has `nbytes` less than that."""
+        if not isinstance(self._policy, RankingPolicy):
+            seen = list(candidates)
+            return [self._policy.choose(seen)] if seen else []
+        chosen = []
+        for candidate in self._policy.rank(candidates):
+            chosen.append(candidate)
+            nbytes -= candidate.nbytes
+            if nbytes <= 0:
+                break
+        return chosen
 
     def _is_leaving(self, tier: int) -> bool:
         """Whether a chunk that the plan lets leave `tier` is being saved."""

@@ -5,13 +5,14 @@ made from a trace and the run that follows it decide alike. Writing one takes a 
 method; `patrickstar.policy` in the config takes its name ("package.module:Class").
 
 A policy with a second method, `keep`, plans whole iterations itself; for any other the planner
-plays the iteration through and asks it at every moment. One with a method `first` need not look at
-every chunk to choose, so that its choice stays cheap with many thousands of them.
+plays the iteration through and asks it at every moment. One with a method `rank` is asked once for
+as many as have to leave, and need not look at every chunk, so that room for a large thing stays
+cheap to make among many thousands of small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -49,14 +50,15 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class RecencyPolicy(Protocol):
-    """A policy that can choose from the candidates in the order of their last use."""
+class RankingPolicy(Protocol):
+    """A policy that can say in which order chunks leave."""
 
-    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """What `choose` would choose, or None if it has to be asked.
+    def rank(self, candidates: Iterable[Candidate]) -> Iterable[Candidate]:
+        """The candidates in the order in which `choose` would choose one after the other.
 
         Args:
-            candidates: the longest unused first; each that is looked at costs time.
+            candidates: the longest unused first; each that is looked at costs time, and no more
+                are asked for than have to leave.
         """
         ...
 
@@ -79,6 +81,9 @@ class Fifo:
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
         return min(candidates, key=lambda c: c.loaded_at)
 
+    def rank(self, candidates: Iterable[Candidate]) -> Iterable[Candidate]:
+        return sorted(candidates, key=lambda c: c.loaded_at)
+
 
 class Lru:
     """Least recently used."""
@@ -86,8 +91,8 @@ class Lru:
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
         return min(candidates, key=lambda c: c.used_at)
 
-    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        return next(iter(candidates), None)
+    def rank(self, candidates: Iterable[Candidate]) -> Iterable[Candidate]:
+        return candidates
 
 
 class FurthestNextUse:
@@ -102,9 +107,14 @@ class FurthestNextUse:
     def choose(self, candidates: Sequence[Candidate]) -> Candidate:
         return max(candidates, key=self._worth)
 
-    def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
-        """The longest unused without a known next use; nothing is worth more than that."""
-        return next((c for c in candidates if c.next_use is None), None)
+    def rank(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        known = []
+        for candidate in candidates:
+            if candidate.next_use is None:  # nothing is worth more
+                yield candidate
+            else:
+                known.append(candidate)
+        yield from sorted(known, key=self._worth, reverse=True)
 
     def keep(self, gaps: Gaps, capacity: int) -> list[bool]:
         return choose_gaps(gaps, capacity).kept

@@ -67,22 +67,23 @@ def test_without_a_future_the_past_decides() -> None:
     assert FurthestNextUse().choose(candidates).chunk == 2
 
 
-@pytest.mark.parametrize("policy", [Lru(), FurthestNextUse()])
+@pytest.mark.parametrize("policy", [Fifo(), Lru(), FurthestNextUse()])
 @given(
     facts=st.lists(
-        st.tuples(st.booleans(), st.none() | st.integers(1, 5), st.booleans()), min_size=1
+        st.tuples(st.booleans(), st.none() | st.integers(1, 5), st.booleans(), st.integers())
     )
 )
-def test_the_first_by_recency_is_what_looking_at_all_would_choose(
-    policy: Lru | FurthestNextUse, facts: list[tuple[bool, int | None, bool]]
+def test_the_rank_is_the_order_in_which_chunks_would_be_chosen(
+    policy: Fifo | Lru | FurthestNextUse, facts: list[tuple[bool, int | None, bool, int]]
 ) -> None:
-    candidates = [
-        candidate(number, dirty=dirty, next_use=next_use, reloads=reloads)
-        for number, (dirty, next_use, reloads) in enumerate(facts)
+    left = [
+        candidate(number, dirty=dirty, next_use=next_use, reloads=reloads, loaded_at=loaded)
+        for number, (dirty, next_use, reloads, loaded) in enumerate(facts)
     ]
-    first = policy.first(candidates)
-    assert first in (None, policy.choose(candidates))
-    assert first is not None or any(c.next_use is not None for c in candidates)
+    for ranked in list(policy.rank(left)):
+        assert ranked == policy.choose(left)
+        left.remove(ranked)
+    assert not left
 
 
 def test_room_is_made_without_looking_at_every_chunk(tmp_path: Path) -> None:
@@ -90,8 +91,10 @@ def test_room_is_made_without_looking_at_every_chunk(tmp_path: Path) -> None:
     looked: list[int] = []
 
     class Watched(Lru):
-        def first(self, candidates: Iterable[Candidate]) -> Candidate | None:
-            return super().first(looked.append(c.chunk) or c for c in candidates)  # type: ignore[func-returns-value]
+        def rank(self, candidates: Iterable[Candidate]) -> Iterable[Candidate]:
+            for each in candidates:
+                looked.append(each.chunk)
+                yield each
 
     tiers = [CpuTier("host", 50 * 4096), DiskTier("disk", Spool(str(tmp_path)))]
     with closing(ChunkManager(tiers, policy=Watched(), plan=False)) as manager:
@@ -99,4 +102,5 @@ def test_room_is_made_without_looking_at_every_chunk(tmp_path: Path) -> None:
         for chunk in chunks:
             with manager.use([Use(chunk.id, Access.UPDATE)]):
                 pass
-    assert looked == [chunk.id for chunk in chunks[:50]]
+        manager.set_other(0, 10 * 4096)
+    assert looked == [chunk.id for chunk in chunks[:60]]
