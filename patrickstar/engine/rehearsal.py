@@ -264,7 +264,7 @@ class _WatchRehearsal(WatchOperators):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if not func.is_view:
+        if not func.is_view and func.namespace != "prim":
             self._stage.operator(func, args, kwargs or {}, result)
         return result
 

@@ -73,7 +73,7 @@ class WatchOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.is_view:
+        if func.is_view or func.namespace == "prim":  # a question, such as for a tensor's device
             result = func(*args, **kwargs)
         else:
             self._before(self.made(func, args, kwargs))

@@ -105,8 +105,6 @@ class Work:
         self, moment: int, func: Any, args: Any, kwargs: Any, result: Any, managed: Container[int]
     ) -> None:
         """An operator ran at `moment`."""
-        if func.namespace == "prim":  # a question about a tensor, such as its device
-            return
         leaves, structure = tree_flatten((args, kwargs))
         described = tuple(_described(leaf, managed) for leaf in leaves)
         key = (func, described, str(structure))

@@ -24,7 +24,8 @@ def planned(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 def test_what_fits_on_paper_fits_and_moves_as_much(tmp_path: Path) -> None:
     code, found = planned(
-        "--host-memory", "12MiB", "--disk", tmp_path, "--sequence-length", 64, "--quick"
+        "--host-memory", "12MiB", "--disk", tmp_path, "--sequence-length", 64, "--quick",
+        "--machine", machine_in(tmp_path),
     )  # fmt: skip
     assert code == 0
     assert found["fits"]
@@ -53,16 +54,27 @@ def test_what_fits_on_paper_fits_and_moves_as_much(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_names_the_smallest_that_does(tmp_path: Path) -> None:
     code, found = planned(
-        "--host-memory", "1MiB", "--disk", tmp_path, "--sequence-length", 64, "--quick"
+        "--host-memory", "1MiB", "--disk", tmp_path, "--sequence-length", 64, "--quick",
+        "--machine", machine_in(tmp_path),
     )  # fmt: skip
     assert code == 1
     assert not found["fits"]
     smallest = found["tiers"]["host"]["smallest"]
     assert smallest > 1 << 20
     code, found = planned(
-        "--host-memory", smallest, "--disk", tmp_path, "--sequence-length", 64, "--quick"
+        "--host-memory", smallest, "--disk", tmp_path, "--sequence-length", 64, "--quick",
+        "--machine", machine_in(tmp_path),
     )  # fmt: skip
     assert (code, found["fits"]) == (0, True)
+
+
+def machine_in(folder: Path, disk: object = None, **processor: object) -> Path:
+    """A machine's file, so that nothing is measured here."""
+    rates = {"name": "CPU", "flops": {"bfloat16": 1e11}, "copy_bytes_per_s": 1e10} | processor
+    facts = {"name": "m", "source": "a guess", "processor": rates, "disk": disk}
+    file = folder / "machine.json"
+    file.write_text(json.dumps(facts))
+    return file
 
 
 def wide() -> GPT:
@@ -71,20 +83,19 @@ def wide() -> GPT:
 
 
 def test_a_model_far_beyond_memory_is_planned_without_allocating_it(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
     code, found = planned(
-        "--provider", f"{__name__}:wide", "--host-memory", "4GiB", "--disk", tmp_path,
-        "--sequence-length", 64, "--quick",
+        "--provider", f"{__name__}:wide", "--host-memory", "4GiB", "--disk", spool,
+        "--sequence-length", 64, "--quick", "--machine", machine_in(tmp_path),
     )  # fmt: skip
     assert code == 0
     assert found["state_bytes"] > 12e9
     assert found["tiers"]["host"]["peak"] <= 4 << 30
-    assert not any(tmp_path.iterdir())
+    assert not spool.exists()
 
 
 def test_the_step_time_comes_from_the_rates_of_a_machine(tmp_path: Path) -> None:
-    machine = tmp_path / "machine.json"
-    processor = {"name": "slow", "flops": {"bfloat16": 1e6}, "copy_bytes_per_s": 1e15}
-    machine.write_text(json.dumps({"name": "m", "source": "a guess", "processor": processor}))
+    machine = machine_in(tmp_path, flops={"bfloat16": 1e6}, copy_bytes_per_s=1e15)
     _, found = planned("--machine", machine, "--sequence-length", 64, "--quick")
     step = found["step"]
     assert step["compute"] == pytest.approx(found["flops"] / 1e6, rel=0.01)
@@ -93,14 +104,8 @@ def test_the_step_time_comes_from_the_rates_of_a_machine(tmp_path: Path) -> None
 
 
 def test_a_slow_disk_is_named_as_what_is_waited_for(tmp_path: Path) -> None:
-    machine = tmp_path / "machine.json"
-    facts = {
-        "name": "m",
-        "source": "a guess",
-        "processor": {"name": "fast", "flops": {"bfloat16": 1e15}, "copy_bytes_per_s": 1e15},
-        "disk": {"read": 1e6, "write": 1e6},
-    }
-    machine.write_text(json.dumps(facts))
+    fast = {"flops": {"bfloat16": 1e15}, "copy_bytes_per_s": 1e15}
+    machine = machine_in(tmp_path, disk={"read": 1e6, "write": 1e6}, **fast)
     _, found = planned(
         "--machine", machine, "--sequence-length", 64, "--host-memory", "8MiB", "--disk", tmp_path
     )  # fmt: skip
