@@ -8,8 +8,9 @@ otherwise. The bits are those of the update in `step()`.
 It changes what a backward means. The one that completes an accumulation is a part of the step, and
 whoever calls it promises to call `step()` next, without a change to a gradient or a hyperparameter
 in between. What can be seen of a broken promise is an error: until `step()`, nobody is given the
-chunks that were updated, no forward and no backward begins, and hyperparameters are compared. A
-backward that ends early after its first update leaves a torn step, as an error in `step()` does.
+chunks that were updated or their gradients, no forward and no backward begins, and hyperparameters
+are compared. A backward that ends early after its first update leaves a torn step, as an error in
+`step()` does.
 
 Which chunks are updated so is known from the first iteration of its kind, which makes its updates
 in the step and counts. A chunk is waited for until every parameter in it has had its gradient once.
@@ -150,6 +151,15 @@ class EarlyUpdates:
         assert self.update is not None
         if self.update(aligned):
             self._guard(aligned)
+
+    def refuse_used_up(self, slot: Slot) -> None:
+        """Raise if the gradient of this parameter has gone into an update that awaits its step."""
+        if slot.index in self.updated and self._ended_well:
+            raise ChunkStateError(
+                f"the gradient of {slot.name!r} cannot be looked at or changed: with "
+                "patrickstar.update_in_backward the backward has used it up. Set that to false to "
+                "see gradients or to clip them"
+            )
 
     def note(self, update: ChunkUpdate) -> None:
         """This update is about to be made."""

@@ -123,7 +123,12 @@ class Engine(DeepSpeedNames, nn.Module):
             raise self.refusal(error) from error
 
     def backward(
-        self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+        self,
+        loss: torch.Tensor,
+        retain_graph: bool = False,
+        scale_wrt_gas: bool = True,
+        *,
+        last: bool | None = None,
     ) -> torch.Tensor:
         """Run the backward of `loss`, scaled for the accumulation and the precision.
 
@@ -131,6 +136,8 @@ class Engine(DeepSpeedNames, nn.Module):
             loss: a scalar.
             retain_graph: as for `torch.Tensor.backward`.
             scale_wrt_gas: divide by the number of accumulation steps.
+            last: whether the step comes next, for who accumulates without telling the engine; it
+                counts by itself if this is not given. `patrickstar.update_in_backward` asks.
 
         Returns:
             `loss` divided by the number of accumulation steps.
@@ -151,14 +158,14 @@ class Engine(DeepSpeedNames, nn.Module):
         if self.accumulation_steps > 1 and scale_wrt_gas:
             loss = loss / self.accumulation_steps
         self._refuse_when_over()
-        completes = not retain_graph and self.completes_accumulation()
+        completes = self.completes_accumulation() if last is None else last
         self._plain_backward.engine_runs = True
         try:
             # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
             one_thread = torch.autograd.set_multithreading_enabled(False)
             with (
                 self._timed("bwd"),
-                self._segments.backward(completes=completes),
+                self._segments.backward(completes=completes and not retain_graph),
                 self._gradients.backward(),
             ):
                 with self._saved.hooks(), one_thread, self._timed("bwd_inner"):

@@ -22,6 +22,7 @@ from torch import nn
 
 from patrickstar.engine.aligned import AlignedChunks, Slot
 from patrickstar.engine.construct import view_of
+from patrickstar.engine.early import EarlyUpdates
 from patrickstar.engine.parameter import as_view
 from patrickstar.engine.reducing import GradientReducer
 from patrickstar.engine.state import ModelState
@@ -40,7 +41,8 @@ class Gradients:
             for itself.
         over: called when a backward has ended, well or not.
         reducer: makes the mean over ranks of them, if there are several.
-        came: called when a gradient has gone to its chunk and autograd has no more of it.
+        early: is told when a gradient has gone to its chunk and autograd has no more of it, and may
+            use it up.
 
     Attributes:
         stores: how many gradients have begun to go into chunks.
@@ -53,11 +55,11 @@ class Gradients:
         collected: Callable[[Slot, torch.Tensor], None] | None = None,
         reducer: GradientReducer | None = None,
         over: Callable[[], None] | None = None,
-        came: Callable[[AlignedChunks, Slot], None] | None = None,
+        early: EarlyUpdates | None = None,
     ) -> None:
         self._state, self._manager = state, state.manager
         self._collected, self.reducer = collected, reducer
-        self._over, self._came = over, came
+        self._over, self._early = over, early
         self._handles: list[Any] = []
         self._rewritten: set[int] = set()
         self.stores = 0
@@ -89,8 +91,8 @@ class Gradients:
             del gradient
             if self.reducer is not None and not aligned.alone:
                 self.reducer.collected(slot)
-            if self._came is not None:
-                self._came(aligned, slot)
+            if self._early is not None:
+                self._early.came(aligned, slot)
 
     def _share_of(self, aligned: AlignedChunks, gradient: torch.Tensor) -> torch.Tensor:
         """Of the mean over ranks, what comes from the losses whose sum `gradient` belongs to."""
@@ -125,9 +127,11 @@ class Gradients:
         """`parameter.grad` as the user sees it: a view of the chunk, or None.
 
         Raises:
-            ChunkStateError: one part of it is in the shards and another is this rank's own.
+            ChunkStateError: one part of it is in the shards and another is this rank's own; or the
+                backward has used it up.
         """
         aligned, slot = self._state.of(parameter)
+        self._refuse_used_up(slot)
         if not slot.has_grad or aligned.gradient is None:
             return None
         if aligned.is_reduced and any(other.is_local for other in aligned.slots):
@@ -143,6 +147,7 @@ class Gradients:
     def set(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         """`parameter.grad = gradient`; None takes it away."""
         aligned, slot = self._state.of(parameter)
+        self._refuse_used_up(slot)
         if gradient is not None:
             with _PLAIN(), torch.no_grad():
                 self._store(aligned, slot, gradient.detach(), add=False)
@@ -150,6 +155,10 @@ class Gradients:
         slot.has_grad = False
         if aligned.gradient is not None and not any(s.has_grad for s in aligned.slots):
             self.clear_chunk(aligned)
+
+    def _refuse_used_up(self, slot: Slot) -> None:
+        if self._early is not None:
+            self._early.refuse_used_up(slot)
 
     def note_write(self, chunk: int) -> None:
         """The user changed a chunk through a view; if it holds gradients, so did their norms."""

@@ -212,7 +212,7 @@ def _assemble(
         skip_overflow=settings.skip_overflow,
         shard_norms=norms,
     )
-    gradients = Gradients(state, stepping.collected, reducer, stepping.backward_is_over, early.came)
+    gradients = Gradients(state, stepping.collected, reducer, stepping.backward_is_over, early)
     home.on_write = _mark_changed(state, gradients)
     device = settings.device or torch.device("cpu")
     overlap = Overlap(state, enabled=settings.overlap_update and settings.ranks is None)

@@ -164,7 +164,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         if kwargs.get("create_graph"):
             raise ConfigError("create_graph: gradients in chunks have no graph of their own")
         loss = loss / self.gradient_accumulation_steps
-        self.engine.backward(loss, retain_graph=bool(kwargs.get("retain_graph")))
+        keeps_graph = bool(kwargs.get("retain_graph"))
+        self.engine.backward(loss, retain_graph=keeps_graph, last=self.sync_gradients)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         """The norm of the gradients; the coming step multiplies them by the clip factor.

@@ -83,7 +83,9 @@ class ChunkPrecision(Precision):  # type: ignore[misc]
                 f"{type(model).__name__}.backward is overridden, and the backward belongs to the "
                 "engine; use the hooks on_before_backward and on_after_backward instead"
             )
-        self._strategy.started().backward(tensor, **kwargs)
+        # Who steps by hand may accumulate by hand.
+        last = model.automatic_optimization and not model.trainer.fit_loop._should_accumulate()
+        self._strategy.started().backward(tensor, last=last, **kwargs)
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> None:
         """Nothing moves for it: the coming step multiplies gradients as it reads them."""

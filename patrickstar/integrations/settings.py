@@ -25,12 +25,16 @@ def read_config(config: Config | None) -> dict[str, Any]:
 
 
 def merged(raw: Mapping[str, Any], mixed_precision: str) -> dict[str, Any]:
-    """`raw` with the precision that a framework asks for.
+    """`raw` with the precision that a framework asks for, and without clipping unless it says so.
+
+    The loop clips under a framework, if anybody does; the engine's default would do it unasked.
 
     Raises:
         ConfigError: the precision is unknown, or `raw` asks for another.
     """
     config = dict(raw)
+    if config.get("gradient_clipping") in (None, "auto"):
+        config["gradient_clipping"] = 0.0
     if mixed_precision not in _PRECISIONS:
         raise ConfigError(
             f"mixed precision {mixed_precision!r} is none that the engine has; use one of "

@@ -40,7 +40,9 @@ def prepared(accelerator: Any) -> tuple[Any, ...]:
     return made
 
 
-def loop(accelerator: Any, parts: tuple[Any, ...], batches: slice = slice(None)) -> list[Any]:
+def loop(
+    accelerator: Any, parts: tuple[Any, ...], batches: slice = slice(None), clip: float = 0.5
+) -> list[Any]:
     """A training loop as Accelerate's documentation has it; returns losses, norms and rates."""
     model, optimizer, loader, schedule = parts
     told = []
@@ -50,7 +52,7 @@ def loop(accelerator: Any, parts: tuple[Any, ...], batches: slice = slice(None))
             accelerator.backward(loss)
             norm = None
             if accelerator.sync_gradients:
-                norm = float(accelerator.clip_grad_norm_(model.parameters(), 0.5))
+                norm = float(accelerator.clip_grad_norm_(model.parameters(), clip))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
@@ -80,6 +82,33 @@ def test_a_loop_gives_the_bits_of_an_ordinary_one_inside_the_budget(tmp_path: Pa
     assert host.peak <= BUDGET < 0.7 * 16 * sum(p.numel() for p in parts[0].parameters())
     assert ours.unwrap_model(parts[0]) is parts[0].module
     parts[0].close()
+
+
+@pytest.mark.parametrize("given", [{}, {"gradient_clipping": "auto"}])
+def test_a_loop_that_does_not_clip_is_not_clipped(given: dict[str, Any], tmp_path: Path) -> None:
+    ordinary = accelerate.Accelerator(cpu=True)
+    theirs = prepared(ordinary)
+    ours = Accelerator(config={**config(tmp_path), **given}, cpu=True)
+    parts = prepared(ours)
+    for accelerator, (model, optimizer, loader, _) in ((ordinary, theirs), (ours, parts)):
+        accelerator.backward(model(**next(iter(loader))).loss * 1000)
+        optimizer.step()
+    assert_same(weights(ours, parts[0]), weights(ordinary, theirs[0]))
+    parts[0].close()
+
+
+def test_updates_in_the_backward_wait_for_the_last_micro_batch(tmp_path: Path) -> None:
+    weights_of, told = [], []
+    for early in (True, False):
+        how = config(tmp_path)
+        how["patrickstar"]["update_in_backward"] = early
+        ours = Accelerator(config=how, cpu=True, gradient_accumulation_steps=2)
+        parts = prepared(ours)
+        told.append(loop(ours, parts, clip=float("inf")))
+        weights_of.append(weights(ours, parts[0]))
+        parts[0].close()
+    assert told[0] == told[1]
+    assert_same(*weights_of)
 
 
 def test_saved_state_resumes_with_the_same_bits(tmp_path: Path) -> None:

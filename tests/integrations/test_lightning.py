@@ -93,10 +93,10 @@ def loader() -> torch.utils.data.DataLoader[Any]:
     )
 
 
-def chunks(folder: Path, **config: Any) -> PatrickStarStrategy:
+def chunks(folder: Path, *, update_in_backward: bool = False, **config: Any) -> PatrickStarStrategy:
     # The state of the model is 16 bytes for each of 25,000 parameters.
     memory = {"host": "320KiB", "disk": str(folder / "spool")}
-    ours = {"memory": memory, "chunk_size": 4096}
+    ours = {"memory": memory, "chunk_size": 4096, "update_in_backward": update_in_backward}
     return PatrickStarStrategy(config={"patrickstar": ours, **config})
 
 
@@ -153,6 +153,14 @@ def test_losses_are_those_of_an_ordinary_run(tmp_path: Path, arguments: dict[str
         ours.named_parameters(), theirs.named_parameters(), strict=True
     ):
         assert torch.equal(mine, plain), name
+
+
+def test_updates_in_the_backward_wait_for_the_last_micro_batch(tmp_path: Path) -> None:
+    found = []
+    for early in (True, False):
+        strategy = chunks(tmp_path, update_in_backward=early)
+        found.append(fit(tmp_path, strategy, accumulate_grad_batches=3))
+    assert found[0].losses == found[1].losses
 
 
 def test_the_name_is_enough_for_a_run_without_budgets(tmp_path: Path) -> None:
