@@ -125,6 +125,9 @@ def shard_chunks(aligned: AlignedChunks, sharding: Sharding) -> None:
         sharded += [*filter(None, [aligned.master]), *aligned.states.values()]
     if ranks.shards_parameters:
         sharded.append(aligned.parameter)
+    for chunk in aligned.chunks():
+        if chunk not in sharded:
+            sharding.keep_whole(chunk)
     for chunk in sharded:
         sharding.shard(chunk, f"{chunk.kind} {aligned.name}")
         if chunk.kind not in ("parameter", "master"):

@@ -76,8 +76,8 @@ def room_left(
 
     Args:
         tiers: the books of every tier, fastest first.
-        sizes: bytes of every chunk that is sharded and of every shard.
-        kept: bytes of the shards, which have to be somewhere.
+        sizes: bytes of every chunk, and of every shard.
+        kept: bytes of the shards and of what is whole, which have to be somewhere.
     """
     first, *lower = tiers
     if first.capacity is None:

@@ -1,12 +1,13 @@
-"""One collective that runs beside the computation, with its chunks held where they are.
+"""Collectives that run beside the computation, with their chunks held where they are.
 
-A second one waits for the first: how much memory is held does not depend on how fast a network is,
-and the memory manager sees the same uses in every iteration.
+One more than there may be waits for the first: how much memory is held does not depend on how fast
+a network is, and the memory manager sees the same uses in every iteration.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ class _Running:
 
 
 class InFlight:
-    """At most one collective on chunks of `manager`.
+    """Collectives on chunks of `manager` that run one after the other.
 
     Args:
         overlap: without it, each is waited for at once.
@@ -38,12 +39,11 @@ class InFlight:
 
     def __init__(self, manager: ChunkManager, *, overlap: bool) -> None:
         self._manager, self._overlap = manager, overlap
-        self._running: _Running | None = None
+        self._running: deque[_Running] = deque()  # oldest first
 
-    @property
-    def what(self) -> Any:
-        """What runs now, as it was called when it began; None if nothing does."""
-        return None if self._running is None else self._running.what
+    def has(self, what: Any) -> bool:
+        """Whether one that was called `what` runs now."""
+        return any(running.what is what for running in self._running)
 
     def start(
         self,
@@ -52,19 +52,22 @@ class InFlight:
         begin: Callable[[], Work],
         then: Callable[[], None] = _nothing,
         afterwards: Callable[[], None] = _nothing,
+        most: int = 1,
     ) -> None:
-        """Finish the one before, bring the chunks of `uses`, and `begin`.
+        """Finish what is too many, bring the chunks of `uses`, and `begin`.
 
         Args:
             what: names it.
             then: called when the collective is over, with the chunks still there.
             afterwards: called when they are free again.
+            most: how many may be begun and not finished, with this one.
         """
-        self.finish()
+        while len(self._running) >= most:
+            self._finish_oldest()
         lease = self._manager.use(uses)
         lease.__enter__()
         try:
-            self._running = _Running(what, lease, begin(), then, afterwards)
+            self._running.append(_Running(what, lease, begin(), then, afterwards))
         except BaseException:
             lease.__exit__(None, None, None)
             raise
@@ -72,14 +75,16 @@ class InFlight:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for what is running, if anything is.
+        """Wait for everything that is running, if anything is.
 
         Raises:
             CommError: it failed.
         """
-        if self._running is None:
-            return
-        running, self._running = self._running, None
+        while self._running:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        running = self._running.popleft()
         try:
             running.work.wait()
             running.then()
@@ -89,9 +94,8 @@ class InFlight:
 
     def abandon(self) -> None:
         """Something went wrong: end what is running, whatever becomes of it."""
-        if self._running is None:
-            return
-        running, self._running = self._running, None
-        with contextlib.suppress(PatrickStarError):
-            running.work.wait()
-        running.lease.__exit__(None, None, None)
+        while self._running:
+            running = self._running.popleft()
+            with contextlib.suppress(PatrickStarError):
+                running.work.wait()
+            running.lease.__exit__(None, None, None)

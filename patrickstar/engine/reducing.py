@@ -2,7 +2,8 @@
 
 A chunk of gradients is this rank's own while autograd fills it. As soon as its last gradient is
 there, it is reduced: every rank gets the mean of its part, which it adds to what earlier backwards
-of the same step left there. One reduction runs beside the backward at a time.
+of the same step left there. Reductions run beside the backward, one after the other: layers come in
+bursts, so a few may wait for their turn where there is room for their chunks (see `sharding`).
 
 Chunks are reduced in one order, from the end of the model to its beginning, and all of them in
 every backward, whatever path a rank took: for a gradient that a rank has not, it contributes zeros.
@@ -53,7 +54,7 @@ class GradientReducer:
         """A gradient of this rank comes: if it is the first, make the chunk this rank's own."""
         assert aligned.gradient is not None
         if not any(slot.is_local for slot in aligned.slots):
-            if self._in_flight.what is aligned:
+            if self._in_flight.has(aligned):
                 self._in_flight.finish()
             self._sharding.take(aligned.gradient)
 
@@ -141,7 +142,8 @@ class GradientReducer:
         def leave() -> None:
             self._sharding.leave(gradient)
 
-        self._in_flight.start(aligned, uses, begin, then, leave)
+        most = self._sharding.reductions_at_once(gradient.nbytes + halves.own.nbytes)
+        self._in_flight.start(aligned, uses, begin, then, leave, most=most)
         aligned.is_reduced = True
         for slot in aligned.slots:
             slot.is_local = False

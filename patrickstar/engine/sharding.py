@@ -37,6 +37,9 @@ from patrickstar.engine.ranks import Ranks
 from patrickstar.memory import Access, Chunk, ChunkManager, Due, Use
 from patrickstar.memory.trace import Trace
 
+MORE_REDUCTIONS = 2
+"""How many gradient chunks wait behind the one that travels, at most."""
+
 MOST_GATHERED = 2
 """How many chunks stay gathered while the order of uses is not known; neighbours take turns."""
 
@@ -58,6 +61,8 @@ class Sharding:
         self._foresight = Foresight(self._parameters)
         self._flying: dict[int, InFlight] = {}  # gathered ahead and not arrived yet, oldest first
         self._alone: set[int] = set()  # chunks that this rank has for itself
+        self._whole: dict[int, int] = {}  # bytes of chunks that this rank has whole
+        self._left: int | None = None  # what this rank has room for beside the first iteration
         self._extra: int | None = None  # what all ranks have room for beside the first iteration
 
     def shard(self, full: Chunk, name: str, *, from_first: bool = False) -> None:
@@ -76,6 +81,11 @@ class Sharding:
     def keep_alone(self, chunk: Chunk) -> None:
         """No other rank has this chunk, or a part of it."""
         self._alone.add(chunk.id)
+        self.keep_whole(chunk)
+
+    def keep_whole(self, chunk: Chunk) -> None:
+        """This rank keeps all of this chunk."""
+        self._whole[chunk.id] = chunk.nbytes
 
     def is_alone(self, chunk: Chunk) -> bool:
         return chunk.id in self._alone
@@ -84,6 +94,7 @@ class Sharding:
         """`full` is about to be deleted, and its contents with it."""
         if full.id in self._alone:
             self._alone.remove(full.id)
+            del self._whole[full.id]
             return
         self.take(full)
         self._manager.delete(self._halves.pop(full.id).own)
@@ -108,6 +119,17 @@ class Sharding:
         halves = [self._halves[chunk] for chunk in self._parameters]
         return max((half.full.nbytes + 2 * half.own.nbytes for half in halves), default=0)
 
+    def reductions_at_once(self, nbytes: int) -> int:
+        """How many gradient chunks may be on their way, or wait for it, at a time.
+
+        Ranks need not agree: chunks travel in the same order, however many are waited for.
+
+        Args:
+            nbytes: that each holds.
+        """
+        left = (self._left or 0) // 2  # gathers have the other half
+        return 1 + min(left // nbytes, MORE_REDUCTIONS)
+
     def begin(self, key: Hashable, kind: str) -> tuple[Hashable, bool]:
         """An iteration begins. Returns the key of its plan, and whether it is foreseen.
 
@@ -128,18 +150,16 @@ class Sharding:
         Args:
             trace: what it took, if it was the first of its kind and ended with a step.
         """
+        if complete and trace is not None and self._left is None:
+            halves = self._halves.values()
+            sizes = {chunk.id: chunk.nbytes for half in halves for chunk in (half.full, half.own)}
+            kept = sum(half.own.nbytes for half in halves) + sum(self._whole.values())
+            tiers = self._manager.ledger.tiers
+            self._left = room_left(tiers, sizes | self._whole, kept, trace)
         if not self.ranks.shards_parameters:
             return
-        if complete and trace is not None and self._extra is None:
-            halves = self._halves.values()
-            self._extra = self.ranks.least(
-                room_left(
-                    self._manager.ledger.tiers,
-                    {chunk.id: chunk.nbytes for half in halves for chunk in (half.full, half.own)},
-                    sum(half.own.nbytes for half in halves),
-                    trace,
-                )
-            )
+        if self._left is not None and self._extra is None:
+            self._extra = self.ranks.least(self._left)
         largest = max(self._parameters.values(), default=0) if self._comes_ahead else 0
         self._foresight.end(complete=complete, ahead=largest, extra=self._extra or 0)
 

@@ -17,8 +17,8 @@ from tests.rank_pool import RankPool
 
 WIDTH, LAYERS = 128, 64  # shards of whole pages, and a chunk for each layer
 KEPT = {1: (2, 14), 2: (2, 14), 3: (0, 16)}  # bytes per weight: replicated, sharded
-# Bytes per weight of nine chunks in bf16: those in use, kept and on their way.
-WHOLE = 9 * 2 / LAYERS
+# Bytes per weight of eleven chunks in bf16: those in use, kept and on their way, or waiting for it.
+WHOLE = 11 * 2 / LAYERS
 
 
 def peaks(rank: int, size: int, stage: int) -> tuple[float, float]:
