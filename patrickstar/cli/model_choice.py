@@ -22,6 +22,7 @@ from patrickstar.models import GPT, PRESETS, preset
 
 DEFAULT_MODEL = "gpt-tiny"
 LONGEST_DEFAULT_SEQUENCE = 512
+_LONGEST_REASON = 400  # characters of another's message
 _BYTES = 256
 
 
@@ -153,6 +154,8 @@ def _read(file: Path, transformers: Any) -> Any:
 
 def _unusable(file: Path, why: str) -> ConfigError:
     why = " ".join(why.split()).rstrip(".")
+    if len(why) > _LONGEST_REASON:  # such as one that goes on to name every architecture there is
+        why = why.partition(". ")[0][:_LONGEST_REASON]
     return ConfigError(
         f"{str(file)!r} is no Hugging Face config that transformers can use: {why}. "
         "Give the config.json of a causal language model"

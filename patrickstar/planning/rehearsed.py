@@ -189,8 +189,9 @@ def _built(provider: Callable[[], nn.Module]) -> nn.Module:
         raise
     except Exception as error:
         raise ConfigError(
-            f"the model cannot be built without data ({type(error).__name__}: {error}); its "
-            "constructor must not look at the values of tensors"
+            f"the model cannot be built without data ({type(error).__name__}: {error}); the "
+            "provider is called without arguments, on the meta device, so what it builds must not "
+            "look at the values of tensors"
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(

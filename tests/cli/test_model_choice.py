@@ -141,3 +141,11 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra `hf` is not installed")
     with pytest.raises(ConfigError, match=r"absent\.json"):
         from_hugging_face(tmp_path / "absent.json", checkpointing=False)
+
+
+def test_an_unknown_architecture_is_refused_in_few_words(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "nosuch"}')
+    with pytest.raises(ConfigError, match="nosuch") as refused:
+        from_hugging_face(file, checkpointing=False)
+    assert len(str(refused.value)) < 600 + len(str(file))
