@@ -48,8 +48,8 @@ class Run:
     Attributes:
         name: of the folder.
         facts: what was known at the start; `table` has the rest of them as texts.
-        series: the metrics of all steps: loss, lr, grad_norm, step_time_s, tokens_per_s, and
-            "peak TIER" and "moved WAY" in bytes.
+        series: the metrics of all steps: loss, lr, grad_norm, step_time_s, tokens_per_s, tokens,
+            and "peak TIER" and "moved WAY" in bytes.
         iterations: those that events were kept of.
         shown: one of them, or None; `events` are its events.
         plan: the plan that it followed, if there was one.
@@ -174,6 +174,7 @@ def _values(step: Step, tiers: dict[str, int | None]) -> dict[str, float | None]
         "grad_norm": step.grad_norm,
         "step_time_s": step.step_time_s,
         "tokens_per_s": step.tokens_per_s,
+        "tokens": None if step.tokens_per_s is None else step.tokens_per_s * step.step_time_s,
         **{f"peak {tier}": step.peak_bytes.get(tier) for tier in tiers},
         **{f"moved {way}": step.moved_bytes.get(way) for way in ways},
     }

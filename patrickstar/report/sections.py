@@ -51,9 +51,9 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     _, losses = series.points("loss")
     if losses:
         found.append(("loss", f"{losses[0].mean:.4g} → {losses[-1].mean:.4g}"))
-    speed, seconds = series.mean("tokens_per_s"), series.mean("step_time_s")
-    if speed is not None:
-        found.append(("tokens/s", f"{speed:,.0f}"))
+    tokens, seconds = series.mean("tokens"), series.mean("step_time_s")
+    if tokens is not None and seconds:  # over the whole time, as the summary of training has it
+        found.append(("tokens/s", f"{tokens / seconds:,.0f}"))
     if seconds is not None:
         found.append(("a step", duration(seconds)))
     for tier, budget in run.budgets.items():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from patrickstar.report import RunFolderError, read_run
 from patrickstar.report import run as reading
-from patrickstar.report.sections import sections
+from patrickstar.report.sections import sections, tiles
 
 from .written import events, step, write
 
@@ -140,3 +140,11 @@ def test_a_huge_run_is_read_in_bounded_memory(
     assert run.series.count == 20_000 and len(run.series.steps) <= 2000
     assert len(run.events) == 500
     assert any("more than 500 events" in notice for notice in run.notices)
+
+
+def test_the_speed_of_a_run_is_its_tokens_over_its_time(tmp_path: Path) -> None:
+    write(tmp_path, [step(1)])
+    slow, fast = step(1, step_time_s=3.0, tokens_per_s=2.0), step(2, step_time_s=1.0)
+    lines = (slow, fast | {"tokens_per_s": 6.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert dict(tiles(read_run(tmp_path)))["tokens/s"] == "3"
