@@ -112,7 +112,9 @@ def split(
     whole = parameter.detach()
     pieces, starts = [], list(range(0, whole.shape[0], rows))
     for start in starts:
-        piece = nn.Parameter(whole[start : start + rows], requires_grad=parameter.requires_grad)
+        # `data` has a version counter of its own: an update of one piece is no change of another.
+        rows_of = whole[start : start + rows].data
+        piece = nn.Parameter(rows_of, requires_grad=parameter.requires_grad)
         if is_alone(parameter):
             mark_alone(piece)
         adopt(piece)

@@ -132,6 +132,17 @@ def test_a_rule_of_whole_tensors_has_the_same_bits(tmp_path: Path) -> None:
     assert early[-1] > 12
 
 
+def test_pieces_of_one_parameter_are_updated_one_by_one(tmp_path: Path) -> None:
+    """Each is a slice of one tensor, and they must not share a version counter."""
+    wide = {"piece_size": 4096}
+    batches = numbers(4, 8, 64)
+    plain = dataclasses.replace(how(None, early=False, host=None), **wide)
+    expected, _ = run(Mlp, batches, plain)
+    got, early = run(Mlp, batches, dataclasses.replace(how(tmp_path), **wide))
+    got.assert_same(expected)
+    assert early[-1] > 12
+
+
 def test_gradients_do_not_outlive_the_backward_and_the_plan_is_followed(tmp_path: Path) -> None:
     engine, optimizer = made(how(tmp_path))
     batches = numbers(4, 8, 64)
