@@ -134,11 +134,11 @@ def test_a_rule_of_whole_tensors_has_the_same_bits(tmp_path: Path) -> None:
 
 def test_pieces_of_one_parameter_are_updated_one_by_one(tmp_path: Path) -> None:
     """Each is a slice of one tensor, and they must not share a version counter."""
-    wide = {"piece_size": 4096}
+    wide, small = {"piece_size": 2048}, {"chunk": 2500}
     batches = numbers(4, 8, 64)
-    plain = dataclasses.replace(how(None, early=False, host=None), **wide)
+    plain = dataclasses.replace(how(None, early=False, host=None, **small), **wide)
     expected, _ = run(Mlp, batches, plain)
-    got, early = run(Mlp, batches, dataclasses.replace(how(tmp_path), **wide))
+    got, early = run(Mlp, batches, dataclasses.replace(how(tmp_path, **small), **wide))
     got.assert_same(expected)
     assert early[-1] > 12
 
