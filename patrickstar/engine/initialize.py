@@ -42,7 +42,12 @@ from patrickstar.engine.reducing import GradientReducer
 from patrickstar.engine.region_inputs import RegionInputs
 from patrickstar.engine.segments import Segments
 from patrickstar.engine.sharding import Sharding
-from patrickstar.engine.sizing import refuse_what_cannot_fit, refused_to_build, specification_of
+from patrickstar.engine.sizing import (
+    dtypes_of,
+    refuse_what_cannot_fit,
+    refused_to_build,
+    specification_of,
+)
 from patrickstar.engine.split import refuse_what_cannot_be_split
 from patrickstar.engine.state import ModelState
 from patrickstar.engine.stepping import ShardNorms, Stepping
@@ -184,10 +189,13 @@ def _assemble(
         if settings.device is None and hidden:
             base += hidden
             manager.set_other(0, base)
+        built = dtypes_of(module)
         try:
             state.move_in(nursery)
         except BudgetError as error:
-            raise refused_to_build(error, module, groups, settings, laid_out=True) from error
+            raise refused_to_build(
+                error, module, groups, settings, built=built, base=base
+            ) from error
         if settings.ranks is not None:
             alike = dict([*module.named_buffers(), *state.unmanaged])
             for name in names_alone(module):

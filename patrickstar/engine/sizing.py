@@ -8,6 +8,7 @@ Where building itself comes to no end, the rest of the model is built without da
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +95,8 @@ def refused_to_build(
     groups: Sequence[dict[str, Any]],
     settings: RunSettings,
     *,
-    laid_out: bool = False,
+    built: Mapping[str, torch.dtype] | None = None,
+    base: int = 0,
 ) -> BudgetError:
     """`error`, which came while `module` was built, with a budget that is enough.
 
@@ -102,7 +104,9 @@ def refused_to_build(
 
     Args:
         module: as far as it is built; None if that is not known.
-        laid_out: it is built, and its state was not refused (`refuse_what_cannot_fit`).
+        built: if it is built, and its parameters are on their way into the layout: the dtypes that
+            they had before (`dtypes_of`).
+        base: bytes that are there then and no chunk owns.
     """
     smallest = error.smallest
     if settings.device is not None:  # half of the host's budget is for building
@@ -110,10 +114,11 @@ def refused_to_build(
     more = with_margin(smallest)
     names, budgets = memory_of(settings)
     alone = settings.device is None and settings.ranks is None
-    if module is not None and alone and not laid_out:
-        with managed_on_paper(module):
-            base = sum(buffer.nbytes for buffer in module.buffers())
-            needs = needs_of(module, groups, settings, dtypes=dtypes_of(module), base=base)
+    if module is not None and alone:
+        with nullcontext() if built else managed_on_paper(module):
+            if not built:
+                built, base = dtypes_of(module), sum(buffer.nbytes for buffer in module.buffers())
+            needs = needs_of(module, groups, settings, dtypes=built, base=base)
             more = max(more, needs.judge(budgets).smallest[names.index(error.tier)])
     pieces = "" if module is None else _in_smaller_pieces(module, error.budget)
     return BudgetError(

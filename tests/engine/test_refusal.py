@@ -12,6 +12,7 @@ from torch import nn
 from patrickstar.engine.initialize import make_engine
 from patrickstar.errors import BudgetError
 from patrickstar.memory import Lru
+from patrickstar.optim import SGD
 
 from .test_training import Mlp, numbers
 from .training import run_engine, settings
@@ -76,3 +77,29 @@ def test_a_path_that_depends_on_data_is_refused_with_what_is_known(tmp_path: Pat
     with pytest.raises(BudgetError, match="depends on the data of this model") as error:
         run_engine(Fork, numbers(2, 8, 64), settings(host=budget, disk=tmp_path, chunk=2048))
     assert error.value.smallest > budget
+
+
+def alternating(module: nn.Module) -> list[dict[str, Any]]:
+    """Groups whose parameters lie between each other's, so that none leaves room behind."""
+    parameters = list(module.parameters())
+    return [{"params": parameters[first::4]} for first in range(4)]
+
+
+def test_a_model_that_is_built_but_cannot_be_moved_in_is_refused_once() -> None:
+    """Parameters move from where they were built to where they are trained, group by group."""
+
+    def provider() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(128, 128) for _ in range(24)))
+
+    def smallest(host: int) -> int | None:
+        how = settings(host=host, chunk=1, precision="bf16", rule=SGD(), hyper={"lr": 0.1})
+        try:
+            make_engine(provider, how, alternating)[0].close()
+        except BudgetError as error:
+            return error.smallest
+        return None
+
+    numel = sum(p.numel() for p in provider().parameters())
+    named = smallest(int(8.4 * numel))  # the state: weights, masters and gradients
+    assert named is not None
+    assert smallest(named) is None
