@@ -9,8 +9,10 @@ Every rank sends to every other: for a few bytes that is one latency instead of 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -94,6 +96,15 @@ class Control:
             padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         rows = self.exchange(purpose, padded)
         return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+
+    def exchange_json(self, purpose: str, mine: Any) -> list[Any]:
+        """Return what every rank gives, anything that JSON knows, in the order of `ranks`.
+
+        Raises:
+            CommError: as `exchange`.
+        """
+        texts = self.exchange_bytes(purpose, json.dumps(mine).encode())
+        return [json.loads(text) for text in texts]
 
     def _swap(self, turn: Turn, gathered: torch.Tensor) -> None:
         peers = [index for index in range(len(self._ranks)) if index != self._index]

@@ -16,7 +16,6 @@ together is the first rank's from then on; so there is a context that marks what
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,9 +103,7 @@ def stored_names(ranks: Ranks | None, names: Sequence[str]) -> StoredNames:
     """Agree on what checkpoints call these; called on all ranks."""
     if ranks is None:
         return StoredNames()
-    told = json.dumps(list(names)).encode()
-    texts = ranks.comm.control.exchange_bytes("names of what ranks have alone", told)
-    of_ranks = [json.loads(text) for text in texts]
+    of_ranks = ranks.comm.control.exchange_json("names of what ranks have alone", list(names))
     everywhere = [name for there in of_ranks for name in there]
     times = {name: everywhere.count(name) for name in set(everywhere)}
     keys = [

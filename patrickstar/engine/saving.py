@@ -44,7 +44,7 @@ from patrickstar.engine.contents import (
     other_tensors,
 )
 from patrickstar.engine.ranks import Ranks
-from patrickstar.engine.saving_alone import Offer, of_all, sources_of_others
+from patrickstar.engine.saving_alone import Offer, sources_of_others
 from patrickstar.engine.together import Part, Walk, write_together
 from patrickstar.errors import CheckpointError
 from patrickstar.memory import Access, Chunk, CpuTier, Use
@@ -212,8 +212,10 @@ def run_state(
         m.name: [part.progress().to_json() for part in m.parts] for m in members(training)
     }
     excluded = [name for name in parameters if name not in kept]
-    if training.state.ranks is not None and training.state.stored.anywhere:
-        for others, left_out in of_all(training.state.ranks, (parameters, excluded)):
+    ranks = training.state.ranks
+    if ranks is not None and training.state.stored.anywhere:
+        told = "the progress of what ranks have alone"
+        for others, left_out in ranks.comm.control.exchange_json(told, (parameters, excluded)):
             parameters = {**others, **parameters}
             excluded += [name for name in left_out if name not in excluded]
     optimizer, scaler = training.optimizer, training.precision.scaler
@@ -249,8 +251,7 @@ def run_state(
 def _of_every_rank(ranks: Ranks | None, mine: dict[str, Any]) -> list[dict[str, Any]]:
     if ranks is None:
         return [mine]
-    texts = ranks.comm.control.exchange_bytes("random states", json.dumps(mine).encode())
-    return [json.loads(text) for text in texts]
+    return ranks.comm.control.exchange_json("random states", mine)
 
 
 def config_file(module: nn.Module) -> dict[str, bytes]:

@@ -7,7 +7,6 @@ needs memory for more than a segment of somebody else's. All ranks walk over the
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,12 +43,12 @@ def sources_of_others(ranks: Ranks, walk: Walk, offers: Sequence[Offer]) -> list
         offers: what this rank has. The first one writes its own without telling.
     """
     mine = [] if ranks.is_first else offers
-    texts = ranks.comm.control.exchange_bytes(
-        "what ranks have alone", json.dumps([_described(offer) for offer in mine]).encode()
+    described = ranks.comm.control.exchange_json(
+        "what ranks have alone", [_described(offer) for offer in mine]
     )
     found = []
-    for rank, text in zip(ranks.comm.topology.ranks, texts, strict=True):
-        for number, (key, dtype, shape, lengths) in enumerate(json.loads(text)):
+    for rank, there in zip(ranks.comm.topology.ranks, described, strict=True):
+        for number, (key, dtype, shape, lengths) in enumerate(there):
             offer = mine[number] if rank == ranks.comm.rank else None
             parts = [
                 functools.partial(_sent, ranks, rank, key, getattr(torch, dtype), offer, part, span)
@@ -58,13 +57,6 @@ def sources_of_others(ranks: Ranks, walk: Walk, offers: Sequence[Offer]) -> list
             ]
             found.append(walk.source(key, getattr(torch, dtype), tuple(shape), parts))
     return found
-
-
-def of_all(ranks: Ranks, mine: Any) -> list[Any]:
-    """What each rank gives as `mine`, something that JSON knows; called on all of them."""
-    text = json.dumps(mine).encode()
-    texts = ranks.comm.control.exchange_bytes("the progress of what ranks have alone", text)
-    return [json.loads(text) for text in texts]
 
 
 def _described(offer: Offer) -> list[Any]:

@@ -8,7 +8,6 @@ raise the error. A checkpoint is opened by all of them; the first one verifies i
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -117,11 +116,9 @@ def open_together(ranks: Ranks | None, folder: Path, tag: str | None) -> Checkpo
             told = {"name": opened.path.name}
         except CheckpointError as error:
             failure, told = error, {"problem": str(error)}
-        mine = json.dumps(told).encode()
-        texts = ranks.comm.control.exchange_bytes("the opening of a checkpoint", mine)
+        everybody = ranks.comm.control.exchange_json("the opening of a checkpoint", told)
         if failure is not None:
             raise failure
-        everybody = [json.loads(text) for text in texts]
         for rank, other in zip(ranks.comm.topology.ranks, everybody, strict=True):
             if other != everybody[0] or "problem" in other:
                 found = other.get("problem") or f"it finds {other['name']!r}"
