@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,18 +98,15 @@ class EarlyUpdates:
         sizes = {c.id: c.nbytes for aligned in self._state.aligned for c in aligned.chunks()}
         family = families(self._state.aligned)
 
-        def holds(moment: Moment) -> bool:
-            return has_room(moment, sizes, capacities)
-
-        everything = brought_forward(trace, family, plain, holds)
-        if everything is not None:
-            some = brought_forward(trace, family, first_of(everything[1], sizes), holds)
-            for found, has_to in ((some, True), (everything, False)):
-                if found is None or not self._manager.plan_iteration(key, found[0]):
-                    continue
-                if overlap.traced(key, found[0]) or not has_to:
-                    self._planned[key] = frozenset(found[1])
-                    return
+        tried = False
+        for found in with_early_updates(trace, family, plain, sizes, capacities):
+            tried = True
+            if not self._manager.plan_iteration(key, found.trace):
+                continue
+            if overlap.traced(key, found.trace) or not found.leaves_some:
+                self._planned[key] = frozenset(found.early)
+                return
+        if tried:
             self._manager.plan_iteration(key, trace)
         overlap.traced(key, trace)
 
@@ -250,6 +247,46 @@ def refuse_what_needs_all_gradients(
             f"patrickstar.update_in_backward updates weights while the backward runs, and {beside}"
             ", or leave patrickstar.update_in_backward out"
         )
+
+
+@dataclass(frozen=True)
+class EarlyTrace:
+    """An iteration with updates in its backward.
+
+    Attributes:
+        early: the parameter chunks that are updated there, in order.
+        leaves_some: others are to be put off to the next forward, or it is not worth it.
+    """
+
+    trace: Trace
+    early: list[int]
+    leaves_some: bool
+
+
+def with_early_updates(
+    trace: Trace,
+    family: Mapping[int, int],
+    plain: Set[int],
+    sizes: Mapping[int, int],
+    capacities: Sequence[int | None],
+) -> Iterator[EarlyTrace]:
+    """What an iteration can be with updates in its backward, the best first.
+
+    Args:
+        trace, family, plain: see `brought_forward`.
+        capacities: budgets of the tiers in bytes.
+    """
+
+    def holds(moment: Moment) -> bool:
+        return has_room(moment, sizes, capacities)
+
+    everything = brought_forward(trace, family, plain, holds)
+    if everything is None:
+        return
+    some = brought_forward(trace, family, first_of(everything[1], sizes), holds)
+    if some is not None:
+        yield EarlyTrace(*some, leaves_some=True)
+    yield EarlyTrace(*everything, leaves_some=False)
 
 
 def brought_forward(

@@ -7,15 +7,15 @@ left to the next forward where the run would leave them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from patrickstar.engine.early import brought_forward, first_of, has_room
+from patrickstar.engine.early import with_early_updates
 from patrickstar.engine.initialize import RunSettings
 from patrickstar.engine.needs import Verdict
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
-from patrickstar.memory import Moment, Plan, Trace, make_plan
+from patrickstar.memory import Plan, Trace, make_plan
 from patrickstar.memory.transfer import AT_ONCE
 from patrickstar.planning.overhead import Overhead
 from patrickstar.planning.rehearsed import Rehearsed
@@ -156,11 +156,11 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
         return plan if plan is not None and plan.fits(capacities[:-1]) else None
 
     if settings.plan and settings.update_in_backward:
-        for trace, has_to_put_off in _early(run, capacities):
-            plan = planned(trace)
+        for early in with_early_updates(run.trace, run.family, run.plain, run.sizes, capacities):
+            plan = planned(early.trace)
             if plan.fits(capacities[:-1]):
-                put_off = with_updates(trace) if plan.moves else None
-                if put_off is not None or not has_to_put_off:
+                put_off = with_updates(early.trace) if plan.moves else None
+                if put_off is not None or not early.leaves_some:
                     return put_off or plan
     moves = any(
         capacity is not None and capacity < run.everything(tier)
@@ -168,23 +168,6 @@ def _live_plan(run: Rehearsed, settings: RunSettings, capacities: Sequence[int |
     )
     put_off = with_updates(run.trace) if settings.plan and moves else None
     return put_off or planned(run.trace)
-
-
-def _early(run: Rehearsed, capacities: Sequence[int | None]) -> Iterator[tuple[Trace, bool]]:
-    """The traces with updates in the backward, the best first, and whether they leave some to the
-    next forward."""
-
-    def holds(moment: Moment) -> bool:
-        return has_room(moment, run.sizes, capacities)
-
-    everything = brought_forward(run.trace, run.family, run.plain, holds)
-    if everything is None:
-        return
-    some = first_of(everything[1], run.sizes)
-    found = brought_forward(run.trace, run.family, some, holds)
-    if found is not None:
-        yield found[0], True
-    yield everything[0], False
 
 
 def _tiers(
