@@ -33,8 +33,7 @@ Budgets = tuple[int | None, ...]
 
 def at_once(trace: Trace, sizes: Mapping[int, int]) -> int:
     """The most bytes of chunks and others that are there at the same time, wherever they are."""
-    policy = Lru()  # of no consequence: nothing is ever evicted
-    return make_plan(trace, sizes, [None, None], policy, prefetch=False).peak.get(0, 0)
+    return max(_there(trace, sizes), default=0)
 
 
 def enough_below(most: int, sizes: Mapping[int, int], above: int | None, *, disk: bool) -> int:
@@ -90,7 +89,8 @@ def enough_on_disk(
 
 def _there(trace: Trace, sizes: Mapping[int, int]) -> list[int]:
     """Bytes on the first tier at every moment if nothing is ever evicted from it."""
-    plan = make_plan(trace, sizes, [None, None], Lru(), prefetch=False)
+    policy = Lru()  # of no consequence
+    plan = make_plan(trace, sizes, [None, None], policy, prefetch=False)
     return plan.in_use.get(0, [0] * len(trace.moments))
 
 

@@ -214,6 +214,18 @@ LOOKS: dict[str, Callable[[Engine, Path], Any]] = {
 }
 
 
+def assert_goes_on(
+    engine: Engine, optimizer: ChunkedOptimizer, batches: Batches, plain: Outcome
+) -> None:
+    """The run ends with the weights of the plain one."""
+    for batch in batches:
+        engine.backward(engine(**batch))
+        optimizer.step()
+    weights = engine.state_dict()
+    assert all(torch.equal(weights[name], plain.weights[name]) for name in plain.weights)
+    engine.close()
+
+
 def test_nobody_sees_a_weight_between_the_backward_and_its_step(tmp_path: Path) -> None:
     batches = numbers(5, 8, 64)
     plain, _ = run(Mlp, batches, how(None, early=False, host=None))
@@ -225,12 +237,7 @@ def test_nobody_sees_a_weight_between_the_backward_and_its_step(tmp_path: Path) 
     with pytest.raises(ChunkStateError, match="call step"):
         engine.backward(loss)
     optimizer.step()
-    for batch in batches[3:]:
-        engine.backward(engine(**batch))
-        optimizer.step()
-    weights = engine.state_dict()
-    assert all(torch.equal(weights[name], plain.weights[name]) for name in plain.weights)
-    engine.close()
+    assert_goes_on(engine, optimizer, batches[3:], plain)
 
 
 def test_a_rate_that_changes_between_the_backward_and_its_step_is_refused(tmp_path: Path) -> None:
@@ -282,12 +289,7 @@ def test_a_run_goes_on_from_a_checkpoint(where: str, tmp_path: Path) -> None:
             optimizer.step()
     engine.module.fails = False  # type: ignore[assignment]
     engine.load_checkpoint(tmp_path / "saved")
-    for batch in batches[3:]:
-        engine.backward(engine(**batch))
-        optimizer.step()
-    weights = engine.state_dict()
-    assert all(torch.equal(weights[name], plain.weights[name]) for name in plain.weights)
-    engine.close()
+    assert_goes_on(engine, optimizer, batches[3:], plain)
 
 
 def test_a_checkpoint_that_is_written_meanwhile_has_the_weights_of_its_step(tmp_path: Path) -> None:
