@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from .rank_pool import RankPool
+from .switches import switches
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,14 @@ def _as_many_threads_as_before() -> Iterator[None]:
     left = torch.get_num_threads()
     torch.set_num_threads(before)
     assert left == before, f"this test leaves {left} threads where there were {before}"
+
+
+@pytest.fixture(autouse=True)
+def _as_many_switches_on_as_before() -> Iterator[None]:
+    """What a test leaves switched on fails others, which come after it on the same process."""
+    before = switches()
+    yield
+    assert switches() == before
 
 
 @pytest.fixture(scope="session")

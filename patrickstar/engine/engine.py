@@ -27,6 +27,7 @@ from patrickstar.engine.compiled import pin_compiled_modules
 from patrickstar.engine.contents import Counters, Training
 from patrickstar.engine.deepspeed_names import DeepSpeedNames
 from patrickstar.engine.gradients import Gradients
+from patrickstar.engine.modes import ModesKept
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.plain_backward import PlainBackward
 from patrickstar.engine.precision import Precision
@@ -101,7 +102,7 @@ class Engine(DeepSpeedNames, nn.Module):
         pin_compiled_modules(self.module, self._state, self._compiled)
         key = signature(self.module, args, kwargs)
         try:
-            with ExitStack() as stack:
+            with ModesKept(self.device), ExitStack() as stack:
                 if torch.is_grad_enabled():
                     stack.enter_context(self._timed("fwd"))
                     stack.enter_context(self._segments.forward(key))
@@ -161,13 +162,14 @@ class Engine(DeepSpeedNames, nn.Module):
         completes = self.completes_accumulation() if last is None else last
         self._plain_backward.engine_runs = True
         try:
-            # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
-            one_thread = torch.autograd.set_multithreading_enabled(False)
             with (
+                ModesKept(self.device),
                 self._timed("bwd"),
                 self._segments.backward(completes=completes and not retain_graph),
                 self._gradients.backward(),
             ):
+                # On the caller's thread, also for an accelerator: chunks have one bookkeeper.
+                one_thread = torch.autograd.set_multithreading_enabled(False)
                 with self._saved.hooks(), one_thread, self._timed("bwd_inner"):
                     scaled = self._precision.scale_loss(loss)
                     torch.autograd.backward(scaled, retain_graph=retain_graph)

@@ -19,6 +19,7 @@ from patrickstar.engine.aligned import AlignedChunks
 from patrickstar.engine.early import EarlyUpdates
 from patrickstar.engine.gradients import Gradients
 from patrickstar.engine.interruption import InterruptsAfterwards
+from patrickstar.engine.modes import ModesKept
 from patrickstar.engine.optimizer_state import gather, scatter
 from patrickstar.engine.overlap import Overlap
 from patrickstar.engine.refreshing import Refresher
@@ -138,7 +139,7 @@ class ChunkedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refuse_when_over()
-        with self._counters.stepping():
+        with ModesKept(self._segments.device), self._counters.stepping():
             self._counters.note_step()
             if self._counters.accumulation_is_complete():
                 self._step()
@@ -294,11 +295,12 @@ class ChunkedOptimizer(torch.optim.Optimizer):
         """
         if self._early.awaits_step:
             self.refuse_when_over()
-        incomplete = self._gradients.incomplete
-        if incomplete or self._counters.accumulation_is_complete():
-            self._gradients.clear()
-        if incomplete:
-            self._counters.restart_accumulation()
+        with ModesKept(self._segments.device):
+            incomplete = self._gradients.incomplete
+            if incomplete or self._counters.accumulation_is_complete():
+                self._gradients.clear()
+            if incomplete:
+                self._counters.restart_accumulation()
 
     def _update(self, update: ChunkUpdate) -> None:
         with self.model_state.manager.use(update.uses(self.model_state.update_tier)):

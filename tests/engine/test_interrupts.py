@@ -21,6 +21,7 @@ from patrickstar.errors import ChunkStateError
 from patrickstar.optim import AdamW
 from tests.engine.training import run_plain, settings
 from tests.interrupts import interrupted_at
+from tests.switches import switches
 
 WIDTH, CHUNK, BUDGET = 32, 2048, 1 << 17
 
@@ -140,6 +141,25 @@ def test_an_interrupt_at_any_line_of_a_step_costs_no_bit(
         run.interrupt(line)
     assert run.redone and run.refused
     run.engine.close()
+
+
+@pytest.mark.parametrize("plan", [True, False])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_line_of_a_pass_leaves_nothing_of_pytorch_switched_on(
+    tmp_path: Path, plan: bool
+) -> None:
+    torch.manual_seed(0)
+    engine, _ = make_engine(Squares, settings(host=BUDGET, disk=tmp_path, chunk=CHUNK, plan=plan))
+    (batch,) = batches(1)
+    among = "engine/engine.py"
+    with interrupted_at(None, among) as lines:
+        engine.backward(engine(**batch))
+    before = switches()
+    for line in range(lines.seen):
+        with interrupted_at(line, among) as lines, suppress(KeyboardInterrupt):
+            engine.backward(engine(**batch))
+        assert switches() == before, f"after an interrupt at {lines.where}"
+    engine.close()
 
 
 class Interrupting:
