@@ -73,6 +73,25 @@ def above_imports(row: Result) -> int:
     return int(max(run["process"]["max_rss"] - run["import_rss"] for run in row["runs"]))
 
 
+def activations(result: Result) -> int | None:
+    """Bytes of the activations and temporaries of the table's model, as PatrickStar counts them."""
+    counted = [
+        run["notes"]["activations"]
+        for row in result["rows"].values()
+        for run in row["runs"]
+        if run["notes"].get("activations")
+    ]
+    return min(counted, default=None)
+
+
+def bytes_a_parameter(result: Result, row: Result) -> str:
+    """Memory above imports and activations, for each parameter."""
+    counted = activations(result)
+    if counted is None:
+        return NOT_MEASURED
+    return f"{(above_imports(row) - counted) / row['runs'][0]['parameters']:.1f}"
+
+
 def disk_bytes(result: Result, row: Result, field: str) -> float:
     """Bytes a step, as the kernel counted them: the median step."""
     warmup = result["warmup"]
@@ -108,6 +127,7 @@ HEAD = (
     "",
     "peak RSS, GiB",
     "above imports, GiB",
+    "bytes a parameter",
     "step, s",
     "of plain",
     "ideal step, s",
@@ -128,6 +148,7 @@ def cells(result: Result, row: Result) -> list[str]:
     return [
         gib(peak(row)),
         gib(above_imports(row)),
+        bytes_a_parameter(result, row),
         f"{seconds:.2f}",
         NOT_MEASURED if of_plain is None else f"{of_plain:.2f}",
         f"{limit.step:.2f} ({limit.bound})",

@@ -232,6 +232,7 @@ def with_model(row: Row, model: str) -> Row:
     return dataclasses.replace(row, key=f"{row.key}-{model}", model=model)
 
 
+IN_MEMORY_IN_BACKWARD = in_backward(IN_MEMORY)
 TABLES = {
     "first": Table(
         "first",
@@ -240,6 +241,8 @@ TABLES = {
         (
             PLAIN,
             IN_MEMORY,
+            UNCLIPPED,
+            IN_MEMORY_IN_BACKWARD,
             on_disk("patrickstar-disk", "2GiB"),
             ZERO_CPU,
             ZERO_NVME_SPEED,
@@ -250,7 +253,7 @@ TABLES = {
         "small",
         "gpt-25m, everything in memory",
         "gpt-25m",
-        (PLAIN, IN_MEMORY, ZERO_CPU),
+        (PLAIN, IN_MEMORY, UNCLIPPED, IN_MEMORY_IN_BACKWARD, ZERO_CPU),
     ),
     "third": Table(
         "third",

@@ -40,6 +40,7 @@ class ChunkedTrainer:
         self.phases = Phases()
         self._left = job.warmup  # steps
         self._before: dict[str, int] = {}  # the peak of every tier until then
+        self._activations = 0
         from patrickstar.api import initialize_engine
         from patrickstar.models import GPT
 
@@ -54,6 +55,8 @@ class ChunkedTrainer:
         self.phases.mark("forward")
         self.engine.backward(loss)
         self.phases.mark("backward")
+        if (first := self.engine.memory.recorded) is not None:
+            self._activations = first.peak_other(0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.phases.mark("update")
@@ -73,6 +76,7 @@ class ChunkedTrainer:
         tiers = self.engine.memory_report().tiers
         later = self._peaks()
         return {
+            "activations": self._activations,  # the most that was no chunk, in the first step
             "tier_peak": {name: max(n, self._before.get(name, 0)) for name, n in later.items()},
             "tier_peak_later": later,  # from the first step after the warm-up on
             "tier_reserved": {name: usage.reserved for name, usage in tiers.items()},

@@ -25,6 +25,7 @@ def run_of(seconds: float, gib: float, losses: list[float]) -> dict[str, Any]:
         "phases": {"forward": 0.1, "backward": 0.2, "update": 0.3},
         "import_rss": 2**28,
         "versions": {"torch": "1.2.3"},
+        "notes": {},
         "process": {"max_rss": int(gib * 2**30), "others_cpu": 0.25},
     }
 
@@ -98,7 +99,16 @@ def test_what_stands_around_a_table_is_left_alone(result: dict[str, Any], tmp_pa
 
 def test_the_worst_peak_and_the_best_round_count(result: dict[str, Any], tmp_path: Path) -> None:
     cells = line_of(page(result, tmp_path), "Ours")
-    assert cells[1:5] == ["1.50", "1.25", "5.00", "2.50"]
+    assert cells[1:6] == ["1.50", "1.25", "not measured", "5.00", "2.50"]
+
+
+def test_activations_are_not_counted_among_the_bytes_of_a_parameter(
+    result: dict[str, Any], tmp_path: Path
+) -> None:
+    result["rows"]["ours"]["runs"][0]["notes"]["activations"] = 2**28
+    text = page(result, tmp_path)
+    assert line_of(text, "Ours")[3] == f"{2**30 / 1_000_000:.1f}"
+    assert line_of(text, "Plain")[3] == f"{3.5 * 2**30 / 1_000_000:.1f}"
 
 
 def test_a_row_that_could_not_be_measured_says_so_and_why(
