@@ -13,7 +13,7 @@ With several ranks the chunk has what this rank's backward made until that is re
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,7 @@ class Gradients:
             if aligned.gradient is not None:
                 with _PLAIN():
                     handle = slot.parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
+                    _put_first(slot.parameter._post_accumulate_grad_hooks, handle.id)
                 self._handles.append(handle)
         state.home.get_gradient = self.get
         state.home.set_gradient = self.set
@@ -268,6 +269,18 @@ def _collecting(gradients: weakref.ref[Gradients]) -> Callable[[nn.Parameter], N
             there._collect(parameter)
 
     return collect
+
+
+def _put_first(hooks: MutableMapping[int, Any], key: int) -> None:
+    """Let this hook run before those that the parameter had already.
+
+    They look at `grad`, which is served from the chunk: it has to be there by then. Autograd goes
+    by the order of insertion, which `OrderedDict.move_to_end` leaves as it is.
+    """
+    others = [(other, hook) for other, hook in hooks.items() if other != key]
+    for other, _ in others:
+        del hooks[other]
+    hooks.update(others)
 
 
 def _zero_gaps(flat: torch.Tensor, slots: list[Slot]) -> None:

@@ -202,8 +202,9 @@ def _chunks(manager: ChunkManager) -> Iterator[Chunk]:
 def _sizes(state: ModelState, trace: Trace) -> dict[int, int]:
     """Bytes of every chunk of the state and of the trace."""
     sizes = {chunk.id: chunk.nbytes for aligned in state.aligned for chunk in aligned.chunks()}
-    used = {use.chunk for moment in trace.moments for use in moment.uses}
-    return sizes | {id_: state.manager.chunk(id_).nbytes for id_ in used - sizes.keys()}
+    there = {use.chunk for moment in trace.moments for use in moment.uses}
+    there.update(c for moment in trace.moments for held in moment.held.values() for c in held)
+    return sizes | {id_: state.manager.chunk(id_).nbytes for id_ in there - sizes.keys()}
 
 
 def _need(

@@ -49,6 +49,28 @@ def spectral_norm() -> nn.Module:
     return TwoLayers(nn.utils.parametrizations.spectral_norm)
 
 
+class ViewOfConstruction(nn.Module):
+    """It keeps a view of a weight as it was while the model was built, until its first forward.
+
+    So does `nn.utils.spectral_norm`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.start: torch.Tensor | None = self.layer.weight.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.start = None
+        return self.layer(x).square().mean()  # type: ignore[no-any-return]
+
+
+def test_a_view_from_construction_may_die_in_the_first_iteration(tmp_path: Path) -> None:
+    batches = [{"x": torch.ones(4, WIDTH)}] * 2
+    how = settings(device=BUDGET, host=BUDGET, disk=tmp_path, chunk=CHUNK)
+    run_engine(ViewOfConstruction, batches, how).assert_same(run_plain(ViewOfConstruction, batches))
+
+
 @pytest.mark.parametrize("provider", [weight_norm_of_old, weight_norm, spectral_norm, Copies])
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 def test_a_reparametrized_model_is_built_into_chunks(
