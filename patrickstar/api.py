@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,14 +19,14 @@ from patrickstar.config import Config, load_config
 from patrickstar.engine.client_optimizer import groups_of, rule_of, scheduler_for
 from patrickstar.engine.device import device_named
 from patrickstar.engine.engine import Engine
-from patrickstar.engine.from_config import muon_groups, settings_from
+from patrickstar.engine.from_config import settings_from
 from patrickstar.engine.initialize import ParamGroups, make_engine
 from patrickstar.engine.launch import among_ranks, backend_for, is_launched, join, world_size
 from patrickstar.engine.optimizer import ChunkedOptimizer
 from patrickstar.engine.rendezvous import join_group
 from patrickstar.engine.telling import Telling, telling_of
 from patrickstar.errors import ConfigError
-from patrickstar.optim import Muon, UpdateRule
+from patrickstar.optim import UpdateRule
 
 Provider = Callable[[], nn.Module] | nn.Module
 
@@ -219,10 +218,7 @@ def _start(
 ) -> tuple[Engine, ChunkedOptimizer]:
     settings = settings_from(config)
     if client is not None:
-        settings = replace(settings, rule=client[0], hyper=client[1])
-    elif param_groups is None and isinstance(settings.rule, Muon):
-        assert config.optimizer is not None
-        param_groups = functools.partial(muon_groups, settings.rule, dict(config.optimizer.params))
+        settings = replace(settings, rule=client[0], hyper=client[1], groups_of=None)
     comm = join(settings.device, DEFAULT_TIMEOUT) if communicator is None else communicator
     telling: Telling | None = None
     try:

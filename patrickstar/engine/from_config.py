@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -17,7 +18,6 @@ from patrickstar.errors import ConfigError
 from patrickstar.memory import Fifo, FurthestNextUse, Lru, Policy
 from patrickstar.optim import (
     Muon,
-    UpdateRule,
     is_muon_parameter,
     make_loss_scale,
     muon_hyper,
@@ -50,6 +50,7 @@ def settings_from(config: Config) -> RunSettings:
         precision=precision,
         rule=rule,
         hyper=hyper,
+        groups_of=functools.partial(_muon_groups, rule, params) if isinstance(rule, Muon) else None,
         clipping=config.gradient_clipping,
         accumulation_steps=config.gradient_accumulation_steps,
         device_budget=ours.memory.device,
@@ -80,9 +81,8 @@ def settings_from(config: Config) -> RunSettings:
     )
 
 
-def muon_groups(rule: UpdateRule, params: dict[str, Any], module: nn.Module) -> Any:
+def _muon_groups(rule: Muon, params: dict[str, Any], module: nn.Module) -> list[dict[str, Any]]:
     """The two parameter groups of Muon: matrices, and everything else."""
-    assert isinstance(rule, Muon)
     groups = []
     for use_muon in (True, False):
         members = [

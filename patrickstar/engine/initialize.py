@@ -79,6 +79,7 @@ class RunSettings:
     prefetch: bool
     grad_dtype: torch.dtype
     round_masters: bool
+    groups_of: ParamGroups | None = None  # what the optimizer makes of a model where none are given
     exact: bool = False
     skip_overflow: bool = False
     piece_size: int = DEFAULT_PIECE_SIZE
@@ -420,6 +421,7 @@ def _facts_of(state: ModelState, settings: RunSettings) -> dict[str, Any]:
 def parameter_groups(
     module: nn.Module, settings: RunSettings, param_groups: ParamGroups | None
 ) -> list[dict[str, Any]]:
+    param_groups = param_groups or settings.groups_of
     if param_groups is None:
         given: Sequence[Mapping[str, Any]] = [
             {"params": [p for p in module.parameters() if p.requires_grad]}

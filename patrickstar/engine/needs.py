@@ -26,7 +26,7 @@ from patrickstar.memory import ChunkManager, CpuTier, Lru, Moment, Plan, Policy,
 from patrickstar.optim import UpdateRule
 
 MOST_BACKWARDS = 8  # that are played; more of them need no more memory
-_MARGIN = 64 << 10
+MARGIN = 64 << 10
 _EXACT = 256  # a budget that has to be searched is found to one part in so many
 Budgets = tuple[int | None, ...]
 
@@ -59,9 +59,10 @@ def enough_on_disk(
 ) -> int:
     """Bytes that are enough for a disk below memory, in whatever order chunks come and go.
 
-    What is used on the host alone never goes to the device, however much room is left there. A
-    chunk that comes has its place above while it still has one on the disk, and so has one that
-    makes room for it. Where both are as large as any, no tier above may lack more than one.
+    A plan sends chunks away long before their room is needed, so a device that anything has to
+    leave may be empty at any time. A chunk that comes has its place above while it still has one on
+    the disk, and so has one that makes room for it. Where both are as large as any, no tier above
+    may lack more than one.
 
     Args:
         trace: of an iteration.
@@ -75,11 +76,12 @@ def enough_on_disk(
     used = {use.chunk for moment in trace.moments for use in moment.uses}
     idle = sum(nbytes for chunk, nbytes in sizes.items() if chunk not in used)
     everywhere, first = _there(_on_one_tier(trace), sizes), _there(trace, sizes)
-    lacking = max(
-        (most - min(there, budgets[0]) for most, there in zip(everywhere, first, strict=True)),
-        default=0,
-    )
-    lacking += idle - sum(budgets[1:])
+    if len(budgets) == 1:
+        first = [0] * len(first)
+    elif max(first, default=0) > budgets[0]:
+        first = [min(moment.other.get(0, 0), budgets[0]) for moment in trace.moments]
+    lacking = max((most - there for most, there in zip(everywhere, first, strict=True)), default=0)
+    lacking += idle - budgets[-1]
     if lacking <= 0:
         return 0
     largest = max(sizes.values(), default=0)
@@ -111,7 +113,7 @@ def _on_one_tier(trace: Trace) -> Trace:
 
 def with_margin(nbytes: int) -> int:
     """A budget of `nbytes`, with room for what no plan knows."""
-    return nbytes + nbytes // 64 + _MARGIN
+    return nbytes + nbytes // 64 + MARGIN
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from patrickstar.engine.early import with_early_updates
 from patrickstar.engine.initialize import RunSettings
-from patrickstar.engine.needs import Verdict
+from patrickstar.engine.needs import MARGIN, Verdict, enough_on_disk
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
 from patrickstar.memory import Plan, Trace, make_plan
@@ -22,7 +22,6 @@ from patrickstar.planning.rehearsed import Rehearsed
 from patrickstar.planning.timeline import Lane, Timeline, play
 from patrickstar.planning.timing import Seconds
 
-_SLOT = 4096  # bytes: what places on a disk are multiples of
 _WORTH_NAMING = 0.1  # of a step: whoever waits less is bound by what computes
 
 
@@ -207,29 +206,20 @@ def _peak(run: Rehearsed, plan: Plan, tier: int, budget: int | None, smallest: i
 def _disk(run: Rehearsed, plan: Plan, budget: int | None) -> TierPrediction:
     if run.budgets[-1] is None:
         return TierPrediction(budget, 0, 0)
-    slots = {chunk: -(-nbytes // _SLOT) * _SLOT for chunk, nbytes in run.sizes.items()}
-    # What memory holds needs no place, apart from what is on its way. Chunks are not cut, so of
-    # each tier as much as the largest one may stay unused.
-    total, largest = sum(slots.values()), max(slots.values(), default=0)
-    host = max(0, run.budgets[-1] - largest - (run.activation_bytes if len(run.names) == 1 else 0))
-    device = 0
-    if len(run.names) > 1:  # which holds only what is used on it
-        most = min(run.budgets[0] or 0, run.everything(0))
-        device = max(0, most - run.activation_bytes - largest)
-    live = [total - device]
-    if run.update_tier:
-        # What was updated on the host is there or below, and its gradients are dead.
-        dead = {chunk for moment in run.trace.moments for chunk in moment.blanked}
-        live.append(total - sum(slots[chunk] for chunk in dead))
-    live.append(sum(run.needs.built_in(run.budgets)))
-    # A chunk that is under way is in two places.
-    least = max(0, min(max(live[-1], total), max(live) + AT_ONCE * largest - host))
-    least = -(-least // _SLOT) * _SLOT
+    total = sum(run.sizes.values())
+    building = sum(run.needs.built_in(run.budgets)) - run.budgets[-1]
+    if building > 0:  # a chunk that is under way is in two places, and none is cut
+        building += (AT_ONCE + 1) * max(run.sizes.values(), default=0)
+    # The run may hold a little more than was rehearsed, and is asked the same question.
+    less = [None if held is None else max(held - MARGIN, 0) for held in run.budgets]
+    least = min(total, max(building, enough_on_disk(run.trace, run.sizes, less)))
     reserved = total if budget is None else min(total, budget)
-    return TierPrediction(budget, least, _most_on_disk(plan, slots, len(run.names) - 1), reserved)
+    return TierPrediction(
+        budget, least, _most_on_disk(plan, run.sizes, len(run.names) - 1), reserved
+    )
 
 
-def _most_on_disk(plan: Plan, slots: Mapping[int, int], lowest: int) -> int:
+def _most_on_disk(plan: Plan, sizes: Mapping[int, int], lowest: int) -> int:
     """The most bytes that the disk below the tier `lowest` holds at once.
 
     A copy stays there, whoever loads it, until its contents are changed or die.
@@ -240,10 +230,10 @@ def _most_on_disk(plan: Plan, slots: Mapping[int, int], lowest: int) -> int:
         for moment, actions in zip(plan.trace.moments, plan.actions, strict=True):
             saved = {a.chunk for a in actions if a.kind == "save" and a.tier == lowest} - there
             there |= saved
-            taken += sum(slots[chunk] for chunk in saved)
+            taken += sum(sizes[chunk] for chunk in saved)
             most = max(most, taken)
             stale = {use.chunk for use in moment.uses if use.access.writes} | {*moment.blanked}
-            taken -= sum(slots[chunk] for chunk in stale & there)
+            taken -= sum(sizes[chunk] for chunk in stale & there)
             there -= stale
     return most
 

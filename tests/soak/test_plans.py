@@ -50,8 +50,9 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
 
 def judged(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        if "disk" in config["patrickstar"]["memory"]:
-            config["patrickstar"]["memory"]["disk"] = {"path": folder}
+        memory = config["patrickstar"]["memory"]
+        if "disk" in memory:
+            memory["disk"] = memory["disk"] | {"path": folder}
         return plan_then_run(spec, config)
 
 
@@ -93,3 +94,25 @@ def test_a_chunk_more_that_the_device_cannot_hold_has_room_on_a_host_without_a_d
         "memory": {"host": 391073, "device": 586840},
     }
     assert judged(Spec("encoder", 96, 4, 4, 33), config)["wrong"] is None
+
+
+DISKS: dict[str, tuple[Spec, dict[str, Any], dict[str, Any]]] = {
+    "an optimizer with two kinds of states": (
+        Spec("table", 184, 1, 1, 1),
+        {"optimizer": {"type": "Muon", "params": {"lr": 0.001}}, "fp16": {"enabled": True}},
+        {"memory": {"host": 497927, "disk": {"size": 405198}}, "policy": "fifo"},
+    ),
+    "unused parameters that memory has room for": (
+        Spec("layers", 240, 3, 3, 1, "unused"),
+        {"optimizer": {"type": "Lamb", "params": {"lr": 0.001}}, "bf16": {"enabled": True}},
+        {"memory": {"host": 21818846, "disk": {"size": 727748}}, "chunk_size": 368246},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(DISKS))
+def test_a_size_of_the_disk_that_is_said_to_do_does(name: str) -> None:
+    spec, config, ours = DISKS[name]
+    config = config_for("SGD", "fp32") | config
+    config["patrickstar"] = config["patrickstar"] | ours
+    assert judged(spec, config)["wrong"] is None
