@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 from dataclasses import replace
 
 import torch
@@ -18,6 +17,7 @@ from patrickstar.comm import Communicator, ShardedComm
 from patrickstar.config import Config
 from patrickstar.engine.from_config import DTYPES
 from patrickstar.engine.initialize import RunSettings
+from patrickstar.engine.one_host import shared
 from patrickstar.engine.ranks import Ranks
 from patrickstar.engine.rendezvous import join_group
 from patrickstar.engine.safe_modules import safe_classes
@@ -95,7 +95,7 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
             these alone was not asked for.
     """
     _refuse_partial_norms(comm, config)
-    size, here = len(comm.topology.ranks), ranks_of_this_host(comm)
+    size = len(comm.topology.ranks)
     predivide = float(size) if config.prescale_gradients else config.gradient_predivide_factor
     name = config.communication_data_type
     dtype = None if name is None else DTYPES[name]
@@ -115,14 +115,9 @@ def among_ranks(settings: RunSettings, comm: Communicator, config: Config) -> Ru
         safe_classes(config),
         settings.precision.autocast,
     )
-    host, disk = settings.host_budget, settings.disk
-    if disk is not None and disk[1] is not None:
-        disk = (disk[0], disk[1] // here)
     return replace(
-        settings,
+        shared(settings, comm),
         ranks=ranks,
-        host_budget=None if host is None else host // here,
-        disk=disk,
         record=settings.record if ranks.is_first else None,
     )
 
@@ -139,9 +134,3 @@ def _refuse_partial_norms(comm: Communicator, config: Config) -> None:
             "are DTensors, set it as you like; if they train models of their own, set it to what "
             "each of them clips to"
         )
-
-
-def ranks_of_this_host(comm: Communicator) -> int:
-    """How many of the ranks share this machine's memory and disk."""
-    mine = socket.gethostname().encode()
-    return comm.control.exchange_bytes("names of hosts", mine).count(mine)

@@ -21,6 +21,7 @@ from patrickstar.engine.construct import Nursery, into
 from patrickstar.engine.from_config import settings_from
 from patrickstar.engine.initialize import building
 from patrickstar.engine.launch import among_ranks, connect, world_size
+from patrickstar.engine.one_host import shared
 
 GivenConfig = Mapping[str, Any] | str | os.PathLike[str] | None
 
@@ -95,10 +96,14 @@ def begin(config: GivenConfig) -> Ahead:
             dict(given) if isinstance(given, Mapping) else given, world_size=world_size()
         )
     settings = settings_from(loaded)
-    if world_size() > 1 and (config is None or loaded.zero_optimization.stage == 3):
+    if world_size() > 1:
         connect(settings.device, DEFAULT_TIMEOUT)
         comm = Communicator.open(device="cpu")  # modules are built in CPU memory
-        settings = among_ranks(settings, comm, loaded)
+        if config is None or loaded.zero_optimization.stage == 3:
+            settings = among_ranks(settings, comm, loaded)
+        else:
+            with comm:
+                settings = shared(settings, comm)
     ahead = building(settings)
     ahead.home.ahead = ahead
     return ahead
