@@ -26,7 +26,7 @@ from patrickstar.memory import ChunkManager, CpuTier, Lru, Moment, Plan, Policy,
 from patrickstar.optim import UpdateRule
 
 MOST_BACKWARDS = 8  # that are played; more of them need no more memory
-MARGIN = 64 << 10
+_MARGIN = 64 << 10
 _EXACT = 256  # a budget that has to be searched is found to one part in so many
 Budgets = tuple[int | None, ...]
 
@@ -113,7 +113,7 @@ def _on_one_tier(trace: Trace) -> Trace:
 
 def with_margin(nbytes: int) -> int:
     """A budget of `nbytes`, with room for what no plan knows."""
-    return nbytes + nbytes // 64 + MARGIN
+    return nbytes + nbytes // 64 + _MARGIN
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from patrickstar.engine.early import with_early_updates
 from patrickstar.engine.initialize import RunSettings
-from patrickstar.engine.needs import MARGIN, Verdict, enough_on_disk
+from patrickstar.engine.needs import Verdict, enough_on_disk, with_margin
 from patrickstar.engine.overlap import overlapped
 from patrickstar.machine import Machine
 from patrickstar.memory import Plan, Trace, make_plan
@@ -211,7 +211,7 @@ def _disk(run: Rehearsed, plan: Plan, budget: int | None) -> TierPrediction:
     if building > 0:  # a chunk that is under way is in two places, and none is cut
         building += (AT_ONCE + 1) * max(run.sizes.values(), default=0)
     # The run may hold a little more than was rehearsed, and is asked the same question.
-    less = [None if held is None else max(held - MARGIN, 0) for held in run.budgets]
+    less = [None if held is None else max(2 * held - with_margin(held), 0) for held in run.budgets]
     least = min(total, max(building, enough_on_disk(run.trace, run.sizes, less)))
     reserved = total if budget is None else min(total, budget)
     return TierPrediction(
