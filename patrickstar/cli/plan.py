@@ -30,6 +30,7 @@ from patrickstar.cli.plan_display import show
 from patrickstar.cli.run_config import Overrides, micro_batch_size, run_config
 from patrickstar.errors import ConfigError
 from patrickstar.machine import shipped_names
+from patrickstar.models import PRESETS
 from patrickstar.planning.plan import plan as planned
 
 _EXAMPLE = """\b
@@ -47,7 +48,9 @@ def plan(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help=f"Preset. [{DEFAULT_MODEL}]", autocompletion=preset_names
+            metavar="NAME",
+            help=f"Preset: {', '.join(PRESETS)}. [{DEFAULT_MODEL}]",
+            autocompletion=preset_names,
         ),
     ] = None,
     hf_config: Annotated[

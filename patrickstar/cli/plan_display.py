@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from patrickstar.memory.sizes import format_bytes, size_at_least
+from patrickstar.memory.sizes import format_budget, format_bytes, size_at_least
 from patrickstar.planning.parallel import DataParallel
 from patrickstar.planning.plan import RunPlan
 
@@ -72,7 +72,8 @@ def evenly(values: Sequence[int], begins: Sequence[float], step: float, parts: i
 def _tiers(found: RunPlan) -> Table:
     table = Table("tier", "budget", "smallest that works", "peak", box=None)
     for name, tier in found.tiers.items():
-        budget = "-" if tier.budget is None else format_bytes(tier.budget)
+        shown = format_bytes if tier.fits else format_budget
+        budget = "-" if tier.budget is None else shown(tier.budget)
         lacks = "" if tier.fits else "  (too small)"
         # Rounded up, so that the number that is read here is a budget that works.
         smallest = size_at_least(tier.smallest)

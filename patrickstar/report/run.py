@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from patrickstar.errors import PatrickStarError
+from patrickstar.errors import ConfigError, PatrickStarError
 from patrickstar.report.format import EVENT, FORMAT, KNOWN, Event, Facts, Plan, Plans, Step, as_text
 from patrickstar.report.lines import lines
 from patrickstar.report.series import Series
@@ -29,6 +29,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 class RunFolderError(PatrickStarError, ValueError):
     """A folder holds no recorded run, or nothing of it that can be shown."""
+
+
+class NoSuchRunError(RunFolderError, ConfigError):
+    """What was asked for is not there: the folder, a run in it, or a step."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def read_run(folder: str | os.PathLike[str], step: int | None = None) -> Run:
         _read_events(run, events)
         _read_plan(run, folder)
     elif step is not None:
-        raise RunFolderError(f"{str(folder)!r} has no events.jsonl, so step {step} cannot be shown")
+        raise NoSuchRunError(f"{str(folder)!r} has no events.jsonl, so step {step} cannot be shown")
     if not run.events:
         run.notices.append(
             "No step has events, so there is no memory, timeline or chunk map to show: the run "
@@ -114,12 +118,12 @@ def _facts(folder: Path) -> Facts:
     path = folder / "facts.json"
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
-        raise RunFolderError(
+        raise NoSuchRunError(
             f"the run folder {str(folder)!r} {what}; give one that `patrickstar train --record "
             'FOLDER` or the key "patrickstar": {"record": FOLDER} has written'
         )
     if not path.is_file():
-        raise RunFolderError(
+        raise NoSuchRunError(
             f"{str(folder)!r} holds no recorded run, facts.json is missing; record one with "
             "`patrickstar train --record FOLDER`"
         )
@@ -211,7 +215,7 @@ def _choose(run: Run, step: int | None) -> None:
     if step is not None and not candidates:
         there = sorted({recorded.step for recorded in run.iterations})
         some = ", ".join(map(str, there[:30])) or "none"
-        raise RunFolderError(f"there are no events of step {step}; steps with events: {some}")
+        raise NoSuchRunError(f"there are no events of step {step}; steps with events: {some}")
     run.shown = max(candidates, key=lambda r: (r.complete, r.planned, r.offset), default=None)
 
 

@@ -66,7 +66,13 @@ def test_a_command_that_answers_a_question_has_json(command: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
-def test_bash_completes_with_the_script_that_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("do", "doctor"), ("train --model gpt-3", "gpt-300m"), ("plan --machine lap", "laptop-8gb")],
+)
+def test_bash_completes_with_the_script_that_is_shown(
+    tmp_path: Path, typed: str, completed: str
+) -> None:
     program = tmp_path / "patrickstar"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m patrickstar "$@"\n')
     program.chmod(0o755)
@@ -79,8 +85,9 @@ def test_bash_completes_with_the_script_that_is_shown(tmp_path: Path) -> None:
     # What bash itself does when the key is pressed: it calls the function that the script bound.
     session = script.stdout + (
         "\nbound=$(complete -p patrickstar | sed 's/.*-F \\([^ ]*\\).*/\\1/')"
-        "\nCOMP_WORDS=(patrickstar do)\nCOMP_CWORD=1\n$bound patrickstar do patrickstar"
+        f"\nCOMP_WORDS=(patrickstar {typed})\nCOMP_CWORD={len(typed.split())}"
+        "\n$bound patrickstar last before"
         '\necho "${COMPREPLY[@]}"\n'
     )
     done = subprocess.run(["bash"], input=session, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["doctor"], done.stderr
+    assert done.stdout.split() == [completed], done.stderr

@@ -52,6 +52,14 @@ def test_what_fits_on_paper_fits_and_moves_as_much(tmp_path: Path) -> None:
     assert found["state_bytes"] == engine._state.total_bytes()
 
 
+def test_a_budget_that_lost_its_unit_is_asked_about(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(
+        app, ["plan", "--host-memory", "4", "--quick", "--machine", str(machine_in(tmp_path))]
+    )
+    assert shown.exit_code == 1
+    assert "4 B (did you mean 4GiB?)" in shown.stdout
+
+
 def test_what_does_not_fit_names_the_smallest_that_does(tmp_path: Path) -> None:
     code, found = planned(
         "--host-memory", "1MiB", "--disk", tmp_path, "--sequence-length", 64, "--quick",

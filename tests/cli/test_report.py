@@ -36,13 +36,21 @@ def test_what_is_missing_of_a_run_is_said(tmp_path: Path) -> None:
     assert code == 0 and "did not end with an update" in told
 
 
-def test_no_run_is_a_failure_and_no_place_to_write_a_usage_error(tmp_path: Path) -> None:
+def test_no_run_no_step_and_no_place_to_write_are_usage_errors_and_damage_is_none(
+    tmp_path: Path,
+) -> None:
     for command in ("report", "trace"):
-        code, _, told = invoke(command, tmp_path / "none")
-        assert code == 1 and told.startswith("patrickstar: ") and "--record" in told
+        for missing in (tmp_path / "none", tmp_path):
+            code, _, told = invoke(command, missing)
+            assert code == 2 and told.startswith("patrickstar: ") and "--record" in told
     run = write(tmp_path / "run", [step(1)], events())
+    code, _, told = invoke("report", run, "--step", 9)
+    assert code == 2 and "steps with events: 1" in told
     code, _, told = invoke("trace", run, "--output", run / "facts.json" / "x.json")
     assert code == 2 and "choose another --output" in told
+    (run / "facts.json").write_text("{")
+    code, _, told = invoke("report", run)
+    assert code == 1 and "damaged" in told
 
 
 def test_without_plotly_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
