@@ -1,8 +1,14 @@
-"""An interrupt at the n-th line of the package, as a signal could bring it."""
+"""An interrupt at the n-th line of the package, as a signal could bring it.
+
+Python's own locks count too, where one of them is about to return to who called it: what a
+condition or an executor has taken by then is not noted anywhere yet.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +18,14 @@ from typing import Any
 import patrickstar
 
 _PACKAGE = str(Path(patrickstar.__file__).parent)
+_LOCKS = (threading.__file__, str(Path(concurrent.futures.__file__).parent))
 
 
 class Lines:
     """Counts the lines of the package that the main thread runs, and interrupts one of them.
 
     Attributes:
-        seen: lines so far.
+        seen: lines so far, and returns from locks.
         where: the file and the line that was interrupted, if one was.
     """
 
@@ -28,12 +35,14 @@ class Lines:
         self._at, self._folder = interrupt_at, f"{_PACKAGE}/{among}"
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        if not frame.f_code.co_filename.startswith(self._folder):
+        name = frame.f_code.co_filename
+        counts = "line" if name.startswith(self._folder) else "return"
+        if counts == "return" and not name.startswith(_LOCKS):
             return None
-        if event == "line":
+        if event == counts:
             self.seen += 1
             if self.seen - 1 == self._at:
-                self.where = (Path(frame.f_code.co_filename).name, frame.f_lineno)
+                self.where = (Path(name).name, frame.f_lineno)
                 raise KeyboardInterrupt
         return self.trace
 

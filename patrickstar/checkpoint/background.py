@@ -7,8 +7,8 @@ that is too slow slows the run down instead of filling its memory.
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -54,14 +54,20 @@ class BackgroundCheckpoint:
         self._folder, self._tag, self._keep, self._latest = folder, tag, keep, latest
         self._sets = {WEIGHTS: list(weights), OPTIMIZER: list(optimizer)}
         self._state, self._extra, self._shard_bytes = state, dict(extra_files or {}), shard_bytes
-        self._limit, self._bytes = waiting_bytes, 0
-        self._waiting: deque[_Part] = deque()
-        self._changed = threading.Condition()
+        # Bytes; the caller counts what it hands over, the thread what it has done.
+        self._limit, self._handed, self._done = waiting_bytes, 0, 0
+        # Queues in C, since Ctrl-C may come anywhere: see patrickstar/workers.py.
+        self._parts: queue.SimpleQueue[_Part | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # `_done` or `_error` changed
         self._complete = self._abandoned = False
         self._error: BaseException | None = None
         # Not waited for at the end of a process that forgot to: an incomplete checkpoint is none.
         self._thread = threading.Thread(target=self._run, name="patrickstar-save", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._give_up()
+            raise
 
     @property
     def path(self) -> Path:
@@ -72,20 +78,20 @@ class BackgroundCheckpoint:
 
         Waits while too much is waiting already. After a failure it does nothing; `wait` tells.
         """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error or not self._bytes or self._bytes + part.nbytes <= self._limit
-            )
-            if self._error is None:
-                self._waiting.append((name, start, part))
-                self._bytes += part.nbytes
-                self._changed.notify_all()
+        while (
+            self._error is None
+            and (waiting := self._handed - self._done) > 0
+            and waiting + part.nbytes > self._limit
+        ):
+            self._news.get()
+        if self._error is None:
+            self._parts.put((name, start, part))
+            self._handed += part.nbytes
 
     def complete(self) -> None:
         """Everything has been handed over."""
-        with self._changed:
-            self._complete = True
-            self._changed.notify_all()
+        self._complete = True
+        self._parts.put(None)
 
     def wait(self) -> None:
         """Wait until the checkpoint is there.
@@ -100,19 +106,21 @@ class BackgroundCheckpoint:
 
     def abandon(self) -> None:
         """Give the checkpoint up; nothing of it is left."""
-        with self._changed:
-            self._abandoned = True
-            self._changed.notify_all()
+        self._give_up()
         self._thread.join()
+
+    def _give_up(self) -> None:
+        self._abandoned = True
+        self._parts.put(None)
 
     def _run(self) -> None:
         try:
             self._write()
         except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._waiting.clear()
-                self._changed.notify_all()
+            self._error = error
+            while not self._parts.empty():
+                self._parts.get()
+            self._news.put(None)
 
     def _write(self) -> None:
         with ExitStack() as stack:
@@ -129,10 +137,9 @@ class BackgroundCheckpoint:
                         file_of.update((source.name, file) for source in shard)
                 while (part := self._next()) is not None:
                     file_of[part[0]].write(*part)
-                    with self._changed:
-                        self._bytes -= part[2].nbytes
-                        self._changed.notify_all()
+                    self._done += part[2].nbytes
                     del part
+                    self._news.put(None)
                 records = {name: file.finish() for name, file in files.items()}
             self._write_rest(temporary, records)
 
@@ -146,8 +153,7 @@ class BackgroundCheckpoint:
         write_manifest(temporary, Manifest(sequence, records, self._state))
 
     def _next(self) -> _Part | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._complete or self._abandoned)
-            if self._abandoned:
-                raise CheckpointError(f"the checkpoint {self._tag!r} was given up")
-            return self._waiting.popleft() if self._waiting else None
+        part = self._parts.get()
+        if self._abandoned:
+            raise CheckpointError(f"the checkpoint {self._tag!r} was given up")
+        return part

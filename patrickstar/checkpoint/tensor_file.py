@@ -15,8 +15,8 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from patrickstar.checkpoint.header import StoredTensor, build_header, read_heade
 from patrickstar.checkpoint.paths import create_private, open_regular, write_all
 from patrickstar.checkpoint.record import FileRecord, digest_of, verify
 from patrickstar.errors import CheckpointError
+from patrickstar.workers import Workers
 
 _BLOCK = 8 << 20
 
@@ -74,13 +75,13 @@ def write_tensor_file(
     total = len(header) + sum(place.nbytes for place in places)
     file = create_private(path)
     # Hashing takes about as long as writing; both let other threads run.
-    with ThreadPoolExecutor(1) as pool:
+    with Workers(1, "patrickstar-hash") as beside:
         try:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file, 0, total)  # a full disk is found before, not in the middle
             write_all(file, memoryview(header), 0)
             for source, place in zip(sources, places, strict=True):
-                end = _write_tensor(file, source, place, digest.update, pool)
+                end = _write_tensor(file, source, place, digest.update, beside)
                 assert end == place.offset + place.nbytes, f"{source.name}: parts are incomplete"
             os.fsync(file)
         finally:
@@ -93,18 +94,18 @@ def _write_tensor(
     source: TensorSource,
     place: StoredTensor,
     update: Callable[[memoryview], None],
-    pool: ThreadPoolExecutor,
+    beside: Workers,
 ) -> int:
     offset = place.offset
     with contextlib.closing(_parts(source)) as parts:
         for part in parts:
             assert part.dtype is source.dtype, f"{source.name}: {part.dtype}"
             data = bytes_of(part.detach().cpu().contiguous())
-            hashed = pool.submit(update, data)
+            hashed = beside.start(partial(update, data))
             try:
                 write_all(file, data, offset)
             finally:
-                hashed.result()  # whatever happens, nobody reads the part once it is given up
+                hashed.wait()  # whatever happens, nobody reads the part once it is given up
             offset += data.nbytes
             del part, data, hashed  # nothing may keep the part's memory in use from here on
     return offset

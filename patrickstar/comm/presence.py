@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from patrickstar.comm.call import Kind
 from patrickstar.comm.diagnosis import Report, Stumble, Verdict, early_verdict, final_verdict
 from patrickstar.comm.progress import Mark, Progress
+from patrickstar.workers import Flag
 
 _SILENT_BEATS = 4
 
@@ -77,7 +78,7 @@ class Presence:
         self._status = "up"
         self._verdict: Verdict | None = None
         self._stumble: tuple[str, float, tuple[int, ...]] | None = None
-        self._stopped = threading.Event()
+        self._stopped = Flag()
         self._thread = threading.Thread(target=self._watch, name="patrickstar-watch", daemon=True)
         self._publish()
         self._thread.start()

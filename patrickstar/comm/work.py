@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 from patrickstar.comm.call import Call
 from patrickstar.comm.counters import CommCounters
 from patrickstar.comm.errors import CommError
+from patrickstar.workers import Flag
 
 
 class Work(Protocol):
@@ -42,7 +42,7 @@ class HostWork:
     def __init__(self, call: Call, counters: CommCounters) -> None:
         self.call = call
         self._counters = counters
-        self._finished = threading.Event()
+        self._finished = Flag()
         self._error: CommError | None = None
 
     def finish(self, error: CommError | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from patrickstar.memory import Spool
 from patrickstar.memory.arena import PageArena
 from patrickstar.memory.spool import Slot
 from patrickstar.memory.transfer import AT_ONCE
+from patrickstar.workers import Workers
 
 SLOT = 64 << 20
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -87,13 +87,18 @@ def measure_disk(
             buffer.tensor(torch.int64, SLOT // 8).random_()  # nothing that compresses
             buffers.append(memoryview(buffer.tensor(torch.uint8, SLOT).numpy().data))
         rates = {"read": 0.0, "write": 0.0}
-        with ThreadPoolExecutor(workers) as pool:
+        with Workers(workers, "patrickstar-disk") as threads:
             for _ in range(rounds):
                 for name, call in (("write", spool.write), ("read", spool.read)):
 
                     def work(call: Any = call) -> None:
                         shares = [slots[worker::workers] for worker in range(workers)]
-                        list(pool.map(partial(_transfer, call), shares, buffers))
+                        tasks = [
+                            threads.start(partial(_transfer, call, share, buffer))
+                            for share, buffer in zip(shares, buffers, strict=True)
+                        ]
+                        for task in tasks:
+                            task.wait()
 
                     rates[name] = max(rates[name], count * SLOT / seconds_of(work))
         return Disk(

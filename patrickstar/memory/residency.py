@@ -47,7 +47,7 @@ class Residency:
         self.chunks: dict[int, Chunk] = {}
         self.in_flight = 0
         self.moved: dict[tuple[int, int], int] = {}
-        self._threads = TransferThreads(threads)
+        self._threads = TransferThreads(threads if len(self.tiers) > 1 else 0)
         budgets = [tier.capacity for tier in tiers if isinstance(tier, CpuTier | PinnedTier)]
         self._cpu_budget = sum(budget or 0 for budget in budgets)
         keep_free_pages(os.environ)

@@ -15,8 +15,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+
+from patrickstar.workers import Flag, Workers
 
 AT_ONCE = 2  # copies; see docs/architecture.md for what other numbers took
 
@@ -47,34 +49,23 @@ class Completion:
 class _Copy:
     transfer: Transfer
     carry: Callable[[], None]
+    done: queue.SimpleQueue[tuple[_Copy, Completion]]
     claim: threading.Lock = field(default_factory=threading.Lock)
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: Flag = field(default_factory=Flag)
 
 
 class TransferThreads:
     """Runs copies on `threads` threads and hands back their completions in the order they end."""
 
     def __init__(self, threads: int = AT_ONCE) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="patrickstar-transfer")
+        self._workers = Workers(threads, "patrickstar-transfer")
         self._done: queue.SimpleQueue[tuple[_Copy, Completion]] = queue.SimpleQueue()
         self._copies: dict[_Copy, None] = {}  # handed over and not handed back
 
     def start(self, transfer: Transfer, copy: Callable[[], None]) -> None:
-        noted = _Copy(transfer, copy)
+        noted = _Copy(transfer, copy, self._done)
         self._copies[noted] = None
-        self._pool.submit(self._run, noted)
-
-    def _run(self, copy: _Copy) -> None:
-        if not copy.claim.acquire(blocking=False):
-            return  # given up
-        error: BaseException | None = None
-        began = time.perf_counter()
-        try:
-            copy.carry()
-        except BaseException as caught:  # handed to the main thread, which raises it
-            error = caught
-        self._done.put((copy, Completion(copy.transfer, error, began, time.perf_counter())))
-        copy.ended.set()  # after it was handed back: `give_up` changes where that goes
+        self._workers.start(partial(_run, noted))
 
     def poll(self) -> Completion | None:
         """The next completion if there is one already."""
@@ -101,4 +92,18 @@ class TransferThreads:
 
     def close(self) -> None:
         """Let running copies end and stop the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=False)
+        self._workers.close()
+
+
+def _run(copy: _Copy) -> None:
+    # Knows nothing of who handed it over: threads must not keep what nobody else refers to.
+    if not copy.claim.acquire(blocking=False):
+        return  # given up
+    error: BaseException | None = None
+    began = time.perf_counter()
+    try:
+        copy.carry()
+    except BaseException as caught:  # handed to the main thread, which raises it
+        error = caught
+    copy.done.put((copy, Completion(copy.transfer, error, began, time.perf_counter())))
+    copy.ended.set()  # after it was handed back: `give_up` leaves that queue behind
